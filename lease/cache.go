@@ -1,0 +1,490 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Policy decides a request for which the store gave no answer in time.
+type Policy uint8
+
+const (
+	// Deny refuses the request.
+	Deny Policy = iota
+	// Allow admits it, uncounted: the limit does not hold meanwhile.
+	Allow
+)
+
+// Limits tells the limit of each key.
+type Limits interface {
+	// For returns key's limit. It is asked once, when a key is first seen, and
+	// again after the key was evicted.
+	For(key string) Limit
+}
+
+// For makes every Limit a Limits: the same for all keys.
+func (l Limit) For(string) Limit { return l }
+
+// LimitFunc is a Limits in one function.
+type LimitFunc func(key string) Limit
+
+// For returns f(key).
+func (f LimitFunc) For(key string) Limit { return f(key) }
+
+// Options are a Cache's settings. The zero value works.
+type Options struct {
+	// LeasePeriod is how long one lease should last, T: a hot key costs about
+	// 1/T calls a second on each node. A key's own period is at most a third
+	// of its time to fill. It must be the same on all nodes. Tokens held by a
+	// node that dies are missing for up to 4·T. Default 250ms; range 2ms to 1h.
+	LeasePeriod time.Duration
+	// Timeout is how long a request waits for the store before OnFailure
+	// decides it. Default 30ms; range 1ms to 1m.
+	Timeout time.Duration
+	// MaxKeys is how many keys a node remembers. Past it the least used go,
+	// and return their tokens. Default 1048576; range 1 to 2^30.
+	MaxKeys int
+	// MaxWaiters is how many requests of one key may wait for the store at a
+	// time; OnFailure decides those past it. Default 65536; range 1 to 2^30.
+	MaxWaiters int
+	// Share is how nodes divide a bucket that is too small for all. Default
+	// ShareEqual.
+	Share Share
+	// Version numbers the configuration that the limits come from: of two
+	// nodes with different limits for a key the higher Version wins, and the
+	// other adopts its limit. At 0 the latest call wins. Default 0; range 0
+	// to 2^53.
+	Version int64
+	// OnFailure decides when the store gives no answer. Default Deny.
+	OnFailure Policy
+}
+
+func (o *Options) setDefaults() {
+	if o.LeasePeriod == 0 {
+		o.LeasePeriod = 250 * time.Millisecond
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 30 * time.Millisecond
+	}
+	if o.MaxKeys == 0 {
+		o.MaxKeys = 1 << 20
+	}
+	if o.MaxWaiters == 0 {
+		o.MaxWaiters = 1 << 16
+	}
+}
+
+func (o *Options) validate() error {
+	var errs []error
+	bad := func(field string, value any, want string) {
+		errs = append(errs, fmt.Errorf("lease: Options.%s = %v: want %s", field, value, want))
+	}
+	if o.LeasePeriod < 2*time.Millisecond || o.LeasePeriod > time.Hour {
+		bad("LeasePeriod", o.LeasePeriod, "2ms to 1h")
+	}
+	if o.Timeout < time.Millisecond || o.Timeout > time.Minute {
+		bad("Timeout", o.Timeout, "1ms to 1m")
+	}
+	if o.MaxKeys < 1 || o.MaxKeys > 1<<30 {
+		bad("MaxKeys", o.MaxKeys, "1 to 2^30")
+	}
+	if o.MaxWaiters < 1 || o.MaxWaiters > 1<<30 {
+		bad("MaxWaiters", o.MaxWaiters, "1 to 2^30")
+	}
+	if o.Share > ShareNone {
+		bad("Share", o.Share, "ShareEqual, ShareProportional or ShareNone")
+	}
+	if o.Version < 0 || o.Version > maxUnits {
+		bad("Version", o.Version, "0 to 2^53")
+	}
+	if o.OnFailure > Allow {
+		bad("OnFailure", o.OnFailure, "Deny or Allow")
+	}
+	return errors.Join(errs...)
+}
+
+// Cache is a node's side of the lease protocol: it admits from leases, gets
+// them from a Store, and gives back what it does not use. It is safe for
+// concurrent use. Make one with New.
+type Cache struct {
+	table  table
+	clock  clock
+	store  Store
+	limits Limits
+	opts   Options
+	closed atomic.Bool
+
+	fixed  *terms // the terms of all keys when limits is one Limit
+	recent atomic.Pointer[terms]
+
+	send struct {
+		sync.Mutex
+		pending []*holding
+		senders int
+	}
+	wheel  wheel
+	dog    watchdog
+	rtt    atomic.Int64 // smoothed round trip, nanoseconds
+	ledger ledger
+	counts counts
+
+	base    context.Context // ends when Close gives up; parent of every call
+	giveUp  context.CancelFunc
+	done    chan struct{} // closed by Close: stops the ticker
+	running sync.WaitGroup
+}
+
+// New returns a Cache that leases from store. Problems of opts, and of limits
+// if it is a Limit, come back together. Close it to return its leases.
+func New(store Store, limits Limits, opts Options) (*Cache, error) {
+	return newCache(store, limits, opts, false)
+}
+
+func newCache(store Store, limits Limits, opts Options, stepped bool) (*Cache, error) {
+	opts.setDefaults()
+	err := opts.validate()
+	if store == nil {
+		err = errors.Join(err, errors.New("lease: store is nil"))
+	}
+	c := &Cache{store: store, limits: limits, opts: opts, done: make(chan struct{})}
+	switch l := limits.(type) {
+	case nil:
+		err = errors.Join(err, errors.New("lease: limits is nil"))
+	case Limit:
+		t, limitErr := newTerms(l, opts.Version, opts.LeasePeriod)
+		c.fixed = t
+		err = errors.Join(err, limitErr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.table.init()
+	c.clock.base, c.clock.stepped = time.Now(), stepped
+	c.dog.wall = func() int64 { return time.Now().UnixNano() }
+	c.base, c.giveUp = context.WithCancel(context.Background())
+	return c, nil
+}
+
+// Take decides whether a request of cost n on key may go ahead, and charges it
+// if so. A cost of 0 looks without charging. It waits for the store only when
+// the node has no tokens and no memory of a refusal, at most Options.Timeout.
+//
+// The error is never about the store. It is ErrClosed, ErrKey, a *CostError,
+// the *LimitError of the key's limit, or ctx's, which is looked at only when
+// the request has to wait. With an error the Decision denies.
+func (c *Cache) Take(ctx context.Context, key string, n int64) (Decision, error) {
+	h := c.table.get(key)
+	if h == nil {
+		return c.takeNew(ctx, key, n)
+	}
+	return c.take(ctx, h, n)
+}
+
+func (c *Cache) takeNew(ctx context.Context, key string, n int64) (Decision, error) {
+	h, err := c.holdingOf(key)
+	if err != nil {
+		return Decision{}, err
+	}
+	return c.take(ctx, h, n)
+}
+
+// take is the hot path: one load of the clock, one compare-and-swap.
+func (c *Cache) take(ctx context.Context, h *holding, n int64) (Decision, error) {
+	if n > 0 && c.clock.coarse.Load() < h.spendUntil.Load() {
+		for {
+			left := h.left.Load()
+			if left < n {
+				break
+			}
+			if h.left.CompareAndSwap(left, left-n) {
+				left -= n
+				if left <= h.low.Load() || left%refreshEvery == 0 {
+					c.afterHit(h, left)
+				}
+				return h.admitted(left, SourceLease), nil
+			}
+		}
+	}
+	return c.takeSlow(ctx, h, n)
+}
+
+// afterHit does what few hits have to: keep the clock fresh, refill early.
+func (c *Cache) afterHit(h *holding, left int64) {
+	c.clock.now()
+	if low := h.low.Load(); left <= low && h.low.CompareAndSwap(low, -1) {
+		h.mu.Lock()
+		h.refill = true
+		c.launchLocked(h)
+	}
+}
+
+// takeSlow decides what no current lease could.
+func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64) (Decision, error) {
+	t := h.terms.Load()
+	if t.zero && n >= 0 {
+		if c.closed.Load() {
+			return Decision{}, ErrClosed
+		}
+		c.counts.denied.Add(1)
+		return Decision{Source: SourceLimit, Limit: t.limit, RetryAfter: maxDuration, ResetAfter: maxDuration}, nil
+	}
+	if n < 0 || n > t.limit.Burst {
+		return Decision{}, &CostError{Cost: n, Burst: t.limit.Burst}
+	}
+	// A remembered refusal, before any lock: refused requests are the flood.
+	if r := h.denial.Load(); r != nil && n > 0 && h.left.Load() < n {
+		now := c.clock.now()
+		if retryAt, ok := r.covers(now, n); ok && !c.closed.Load() {
+			h.refused.Add(n)
+			c.counts.denied.Add(1)
+			return h.denied(now, retryAt, SourceMemory), nil
+		}
+	}
+	for {
+		if err := ctx.Err(); err != nil {
+			return Decision{}, err
+		}
+		h.mu.Lock()
+		if h.gone {
+			h.mu.Unlock()
+			again, err := c.holdingOf(h.key)
+			if err != nil {
+				return Decision{}, err
+			}
+			h = again
+			continue
+		}
+		return c.takeLocked(ctx, h, n)
+	}
+}
+
+// takeLocked decides with h.mu held, and releases it.
+func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, error) {
+	if c.closed.Load() {
+		h.mu.Unlock()
+		return Decision{}, ErrClosed
+	}
+	now := c.clock.now()
+	h.touched = now
+	h.settleLocked(c, now)
+	if n > 0 && h.queue.len == 0 {
+		if left, ok := h.takeLocked(c, now, n); ok {
+			low := h.low.Load()
+			h.mu.Unlock()
+			if left <= low {
+				c.afterHit(h, left)
+			}
+			return h.admitted(left, SourceLease), nil
+		}
+	}
+	if n > 0 {
+		if retryAt, ok := h.denial.Load().covers(now, n); ok {
+			h.arrived += n
+			d := h.denied(now, retryAt, SourceMemory)
+			h.mu.Unlock()
+			c.counts.denied.Add(1)
+			return d, nil
+		}
+	}
+	if now < h.failUntil || h.queue.len >= c.opts.MaxWaiters {
+		h.mu.Unlock()
+		return c.onFailure(h), nil
+	}
+	w := newWaiter(n)
+	h.queue.push(w)
+	h.arrived += n
+	c.launchLocked(h)
+	return c.await(ctx, h, w)
+}
+
+// await waits for w's decision, its context or the timeout.
+func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, error) {
+	if !c.clock.stepped {
+		if w.timer == nil {
+			w.timer = time.NewTimer(c.opts.Timeout)
+		} else {
+			w.timer.Reset(c.opts.Timeout)
+		}
+		select {
+		case <-w.done:
+			w.timer.Stop()
+			return c.finished(h, w)
+		case <-ctx.Done():
+			w.timer.Stop()
+		case <-w.timer.C:
+		}
+	}
+	h.mu.Lock()
+	if w.decided {
+		h.mu.Unlock()
+		<-w.done
+		return c.finished(h, w)
+	}
+	if !w.aboard {
+		h.queue.remove(w)
+		h.mu.Unlock()
+		waiterPool.Put(w)
+	} else {
+		// Aboard: its tokens are spent in the store already, if it has any. The
+		// reply finds nobody and drops w; it must not go back to the pool.
+		w.gone = true
+		h.mu.Unlock()
+	}
+	if err := ctx.Err(); err != nil {
+		return Decision{}, err
+	}
+	return c.onFailure(h), nil
+}
+
+func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {
+	d := w.decision
+	waiterPool.Put(w)
+	switch d.Source {
+	case SourceNone:
+		if c.closed.Load() {
+			return Decision{}, ErrClosed
+		}
+		return c.onFailure(h), nil
+	default:
+		if !d.Allowed {
+			c.counts.denied.Add(1)
+		}
+		return d, nil
+	}
+}
+
+// onFailure is the Decision of Options.OnFailure.
+func (c *Cache) onFailure(h *holding) Decision {
+	c.counts.failed.Add(1)
+	t := h.terms.Load()
+	d := Decision{Allowed: c.opts.OnFailure == Allow, Source: SourcePolicy, Limit: t.limit}
+	d.ResetAfter = t.timeFor(t.limit.Burst)
+	if !d.Allowed {
+		c.counts.denied.Add(1)
+		d.RetryAfter = c.opts.Timeout
+		d.ResetAfter = max(d.ResetAfter, d.RetryAfter)
+	}
+	return d
+}
+
+// holdingOf returns key's holding, made if need be.
+func (c *Cache) holdingOf(key string) (*holding, error) {
+	if key == "" {
+		return nil, ErrKey
+	}
+	if c.closed.Load() {
+		return nil, ErrClosed
+	}
+	if h := c.table.get(key); h != nil {
+		return h, nil
+	}
+	t, err := c.termsFor(key)
+	if err != nil {
+		return nil, err
+	}
+	c.makeRoom()
+	return c.table.getOrAdd(key, func(hash uint64) *holding {
+		h := &holding{key: key, hash: hash, lastEpoch: -1}
+		h.low.Store(-1)
+		h.terms.Store(t)
+		h.touched = c.clock.now()
+		return h
+	}), nil
+}
+
+// termsFor returns the terms of a key that has no holding.
+func (c *Cache) termsFor(key string) (*terms, error) {
+	if c.fixed != nil {
+		return c.fixed, nil
+	}
+	return c.termsOf(c.limits.For(key), c.opts.Version)
+}
+
+// termsOf prepares a limit. Keys mostly share a few limits, so the one prepared
+// last is tried first.
+func (c *Cache) termsOf(l Limit, version int64) (*terms, error) {
+	if t := c.recent.Load(); t != nil && t.limit == l && t.version == version {
+		return t, nil
+	}
+	t, err := newTerms(l, version, c.opts.LeasePeriod)
+	if err != nil {
+		return nil, err
+	}
+	c.recent.Store(t)
+	return t, nil
+}
+
+// TakeLimit is Take with key's limit set to l from now on, on this node at
+// once and in the bucket with the next call. The bucket keeps its tokens, up
+// to l's burst; it is not refilled.
+func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (Decision, error) {
+	h := c.table.get(key)
+	if h != nil && h.terms.Load().limit == l {
+		return c.take(ctx, h, n)
+	}
+	t, err := c.termsOf(l, c.opts.Version)
+	if err != nil {
+		return Decision{}, err
+	}
+	if h, err = c.holdingOf(key); err != nil {
+		return Decision{}, err
+	}
+	h.mu.Lock()
+	if h.terms.Load().limit != l {
+		h.changeLocked(t)
+	}
+	h.mu.Unlock()
+	return c.take(ctx, h, n)
+}
+
+// changeLocked puts t in force on this node. What the old limit refused may be
+// admitted now; what it granted stays granted.
+func (h *holding) changeLocked(t *terms) {
+	h.terms.Store(t)
+	h.denial.Store(nil)
+	h.paceUntil = 0
+	h.lastWant = 0
+}
+
+// Handle is a key whose holding is already looked up. It is safe for
+// concurrent use and never goes stale.
+type Handle struct {
+	c   *Cache
+	key string
+	h   atomic.Pointer[holding]
+}
+
+// Handle returns a handle on key, or ErrKey, ErrClosed or its limit's error.
+func (c *Cache) Handle(key string) (*Handle, error) {
+	h, err := c.holdingOf(key)
+	if err != nil {
+		return nil, err
+	}
+	handle := &Handle{c: c, key: key}
+	handle.h.Store(h)
+	return handle, nil
+}
+
+// Take is Cache.Take for the handle's key.
+func (k *Handle) Take(ctx context.Context, n int64) (Decision, error) {
+	h := k.h.Load()
+	if n > 0 && k.c.clock.coarse.Load() < h.spendUntil.Load() {
+		return k.c.take(ctx, h, n)
+	}
+	// An evicted holding has no lease, so this is where to notice.
+	if h.evicted.Load() {
+		again, err := k.c.holdingOf(k.key)
+		if err != nil {
+			return Decision{}, err
+		}
+		k.h.Store(again)
+		h = again
+	}
+	return k.c.take(ctx, h, n)
+}
+
+const maxDuration = time.Duration(1<<63 - 1)

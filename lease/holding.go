@@ -1,0 +1,346 @@
+package lease
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// holding is what this node has of one key: leased tokens, the memory of a
+// refusal, and the requests that wait for a call to the store.
+//
+// The current lease is spent without a lock, by compare-and-swap on left: left
+// never goes below 0, so what a lease's counter lost is exactly what was
+// admitted with it, also while others are spending.
+type holding struct {
+	key  string
+	hash uint64
+	next atomic.Pointer[holding] // in the table's bucket
+
+	left       atomic.Int64            // tokens of the current lease
+	spendUntil atomic.Int64            // its deadline less coarseLag; 0: no lease
+	low        atomic.Int64            // refill early when left falls to this; -1: do not
+	evicted    atomic.Bool             // gone, readable without mu
+	balance    atomic.Int64            // what the bucket had when last asked
+	terms      atomic.Pointer[terms]   // the limit in force
+	denial     atomic.Pointer[refusal] // nil: none remembered
+	refused    atomic.Int64            // tokens refused from memory, not yet in demand
+
+	mu       sync.Mutex // guards all below; taken after a shard's, before Cache.send and wheel
+	gone     bool       // evicted: no longer in the table
+	flying   bool       // a call is in flight or about to be
+	inWheel  bool
+	refill   bool    // the call should fetch a lease though nobody waits
+	giveBack bool    // the call should return what is left
+	current  batch   // the lease that left counts; tokens: left when last settled
+	later    []batch // leases spent after it, oldest first
+
+	unreported []tally  // what became of leased tokens, by epoch, oldest first
+	reporting  [2]tally // aboard the call in flight
+	lastEpoch  int64
+
+	queue                waiters // requests for the next call
+	aboard               waiters // requests bound to the call in flight
+	demand               float64 // tokens asked per lease period, decaying; as of demandAt
+	arrived              int64   // tokens asked for since, admitted or waiting
+	demandAt, touched    int64
+	lastWant             int64 // of the previous call
+	failures             int64 // failed calls in a row
+	leasing              bool  // the call in flight asks for a lease too
+	paceUntil, failUntil int64
+}
+
+// batch is tokens of one grant.
+type batch struct {
+	epoch    int64
+	tokens   int64
+	deadline int64
+	forget   int64 // when its epoch means nothing to the store any more
+}
+
+// tally is a Report in the making.
+type tally struct {
+	Report
+	forget int64
+}
+
+// refusal remembers that the store had no tokens. It never covers a cost below
+// the one that was refused, and ends early enough to notice a give-back.
+type refusal struct {
+	cost    int64
+	until   int64 // refuse cost and more until then
+	retryAt int64 // what to tell those refused
+	pace    int64 // refuse everything until then: no call for more before that
+}
+
+// covers reports whether n tokens are to be refused at now, and until when.
+func (r *refusal) covers(now, n int64) (retryAt int64, ok bool) {
+	if r == nil {
+		return 0, false
+	}
+	if n >= r.cost && now < r.until {
+		return max(r.retryAt, r.pace), true
+	}
+	return r.pace, now < r.pace
+}
+
+// admitted is the Decision for a request that the current lease admitted,
+// leaving left.
+func (h *holding) admitted(left int64, from Source) Decision {
+	t := h.terms.Load()
+	remaining := min(left+h.balance.Load(), t.limit.Burst)
+	return Decision{
+		Allowed: true, Source: from, Limit: t.limit, Remaining: remaining,
+		ResetAfter: time.Duration(float64(t.limit.Burst-remaining) * t.nsPerToken),
+	}
+}
+
+// denied is the Decision for a request refused until retryAt.
+func (h *holding) denied(now, retryAt int64, from Source) Decision {
+	t := h.terms.Load()
+	remaining := min(h.left.Load()+h.balance.Load(), t.limit.Burst)
+	d := Decision{Source: from, Limit: t.limit, Remaining: max(0, remaining)}
+	d.ResetAfter = t.timeFor(t.limit.Burst - d.Remaining)
+	d.RetryAfter = max(1, time.Duration(retryAt-now))
+	if d.ResetAfter < d.RetryAfter {
+		d.ResetAfter = d.RetryAfter
+	}
+	return d
+}
+
+// tallyLocked returns the tally of an epoch.
+func (h *holding) tallyLocked(epoch, forget int64) *tally {
+	for i := range h.unreported {
+		if h.unreported[i].Epoch == epoch {
+			h.unreported[i].forget = max(h.unreported[i].forget, forget)
+			return &h.unreported[i]
+		}
+	}
+	if len(h.unreported) >= 4 {
+		// Reports of at most two epochs are of use; the oldest is none.
+		h.unreported = append(h.unreported[:0], h.unreported[1:]...)
+	}
+	h.unreported = append(h.unreported, tally{Report: Report{Epoch: epoch}, forget: forget})
+	return &h.unreported[len(h.unreported)-1]
+}
+
+// countLocked books what hits took from the current lease since the last look.
+func (h *holding) countLocked(c *Cache) {
+	left := h.left.Load()
+	h.bookLocked(c, left)
+}
+
+func (h *holding) bookLocked(c *Cache, left int64) {
+	if spent := h.current.tokens - left; spent > 0 {
+		h.current.tokens = left
+		h.tallyLocked(h.current.epoch, h.current.forget).Spent += spent
+		h.arrived += spent
+		c.ledger.spent.Add(spent)
+	}
+}
+
+// closeLocked ends the current lease and returns what was left of it.
+func (h *holding) closeLocked(c *Cache) batch {
+	h.spendUntil.Store(0)
+	b := h.current
+	b.tokens = h.left.Swap(0)
+	h.bookLocked(c, b.tokens)
+	h.current = batch{}
+	return b
+}
+
+// settleLocked drops leases past their deadline and makes the oldest live one
+// the current one.
+func (h *holding) settleLocked(c *Cache, now int64) {
+	h.countLocked(c)
+	for {
+		switch {
+		case h.current.deadline != 0 && now >= h.current.deadline:
+			h.expireLocked(c, h.closeLocked(c))
+		case h.current.deadline != 0 && (h.current.tokens > 0 || len(h.later) == 0):
+			return
+		case len(h.later) == 0:
+			return
+		default:
+			if h.current.deadline != 0 {
+				// Empty; whoever took the last token was counted above, and
+				// with 0 left nobody takes more.
+				h.closeLocked(c)
+			}
+			b := h.later[0]
+			h.later = append(h.later[:0], h.later[1:]...)
+			if now >= b.deadline {
+				h.expireLocked(c, b)
+				continue
+			}
+			h.current = b
+			h.left.Store(b.tokens)
+			h.spendUntil.Store(b.deadline - int64(coarseLag))
+		}
+	}
+}
+
+// expireLocked books tokens whose deadline passed. They can no longer be spent,
+// so the next call may as well return them.
+func (h *holding) expireLocked(c *Cache, b batch) {
+	if b.tokens > 0 {
+		h.tallyLocked(b.epoch, b.forget).Returned += b.tokens
+		c.ledger.expired.Add(b.tokens)
+	}
+}
+
+// heldLocked returns the live tokens here. After settleLocked.
+func (h *holding) heldLocked() int64 {
+	n := h.left.Load()
+	for _, b := range h.later {
+		n += b.tokens
+	}
+	return n
+}
+
+// takeLocked admits n tokens from the leases, oldest first, all or nothing.
+// After settleLocked.
+func (h *holding) takeLocked(c *Cache, now, n int64) (left int64, ok bool) {
+	for {
+		left := h.left.Load()
+		if left >= n {
+			if h.left.CompareAndSwap(left, left-n) {
+				return left - n, true
+			}
+			continue
+		}
+		break
+	}
+	if len(h.later) == 0 {
+		return 0, false
+	}
+	// The cost spans leases. With the current one closed no hit can interfere.
+	first := h.closeLocked(c)
+	h.later = append([]batch{first}, h.later...)
+	if ok = sum(h.later) >= n; ok {
+		h.arrived += n
+		c.ledger.spent.Add(n)
+		for i := range h.later {
+			b := &h.later[i]
+			used := min(n, b.tokens)
+			b.tokens -= used
+			n -= used
+			h.tallyLocked(b.epoch, b.forget).Spent += used
+		}
+	}
+	h.settleLocked(c, now)
+	return h.left.Load(), ok
+}
+
+func sum(batches []batch) (n int64) {
+	for _, b := range batches {
+		n += b.tokens
+	}
+	return n
+}
+
+// drainLocked takes every live token off the node, to be returned.
+func (h *holding) drainLocked(c *Cache) (returned int64) {
+	if h.current.deadline != 0 {
+		b := h.closeLocked(c)
+		h.later = append(h.later, b)
+	}
+	for _, b := range h.later {
+		if b.tokens > 0 {
+			h.tallyLocked(b.epoch, b.forget).Returned += b.tokens
+			returned += b.tokens
+		}
+	}
+	h.later = h.later[:0]
+	c.ledger.returned.Add(returned)
+	return returned
+}
+
+// demandLocked brings the estimate of tokens asked per lease period up to now:
+// every token asked for counts, refused ones too (a starved node must not look
+// idle), and fades with the lease period as time constant.
+func (h *holding) demandLocked(now int64, period time.Duration) float64 {
+	if dt := now - h.demandAt; dt > 0 {
+		h.demand *= math.Exp(-float64(dt) / float64(period))
+		h.demandAt = now
+	}
+	h.demand += float64(h.arrived + h.refused.Swap(0))
+	h.arrived = 0
+	return h.demand
+}
+
+// waiter is a request that waits for a call to the store.
+type waiter struct {
+	n    int64
+	done chan struct{} // receives once, when decided
+	// decided, decision and failed are guarded by the holding's mu until done.
+	decided    bool
+	aboard     bool // in a call that is in flight
+	gone       bool // left while aboard
+	decision   Decision
+	prev, next *waiter
+	timer      *time.Timer
+}
+
+var waiterPool = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
+
+func newWaiter(n int64) *waiter {
+	w := waiterPool.Get().(*waiter)
+	w.n, w.decided, w.aboard, w.gone, w.decision = n, false, false, false, Decision{}
+	return w
+}
+
+func (w *waiter) decide(d Decision) {
+	w.decided, w.decision = true, d
+	w.done <- struct{}{}
+}
+
+// waiters is a queue of them, first in first out.
+type waiters struct {
+	head, tail *waiter
+	len        int
+	tokens     int64
+}
+
+func (q *waiters) push(w *waiter) {
+	w.prev, w.next = q.tail, nil
+	if q.tail != nil {
+		q.tail.next = w
+	} else {
+		q.head = w
+	}
+	q.tail = w
+	q.len++
+	q.tokens += w.n
+}
+
+func (q *waiters) remove(w *waiter) {
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		q.head = w.next
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	} else {
+		q.tail = w.prev
+	}
+	w.prev, w.next = nil, nil
+	q.len--
+	q.tokens -= w.n
+}
+
+// pushFront puts all of other before q's own, in their order.
+func (q *waiters) pushFront(other waiters) {
+	if other.head == nil {
+		return
+	}
+	if q.head != nil {
+		other.tail.next, q.head.prev = q.head, other.tail
+		other.tail = q.tail
+	}
+	other.len += q.len
+	other.tokens += q.tokens
+	*q = other
+}

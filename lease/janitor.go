@@ -1,0 +1,279 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	wheelSlot  = 16 * time.Millisecond
+	wheelSlots = 64
+	// idleAfter is how long a key must be unused to be the first to go.
+	idleAfter = time.Minute
+)
+
+// wheel is where holdings wait for their next visit: a leased key is visited
+// once a period, to see whether it fell idle. Later visits than the wheel is
+// long are made in stages.
+type wheel struct {
+	sync.Mutex // taken last
+	slot       [wheelSlots][]*holding
+	at         int64 // the slot number reached, in wheelSlots since the clock's base
+	waiting    int
+}
+
+// watchLocked arranges for a visit to h a lease period from now.
+func (c *Cache) watchLocked(h *holding, now int64) {
+	if h.inWheel {
+		return
+	}
+	h.inWheel = true
+	due := now + int64(h.terms.Load().period)
+	w := &c.wheel
+	w.Lock()
+	if w.waiting == 0 {
+		w.at = now / int64(wheelSlot)
+	}
+	n := due/int64(wheelSlot) + 1
+	n = min(max(n, w.at+1), w.at+wheelSlots-1)
+	w.slot[n%wheelSlots] = append(w.slot[n%wheelSlots], h)
+	w.waiting++
+	start := !c.clock.stepped && !c.clock.running.Load() && !c.closed.Load()
+	if start {
+		c.clock.running.Store(true)
+	}
+	w.Unlock()
+	if start {
+		c.running.Go(c.tick)
+	}
+}
+
+// tick moves the coarse clock and makes the visits that are due, as long as
+// any lease is out. A cache without leases costs nothing.
+func (c *Cache) tick() {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	c.dog.set = false
+	for {
+		select {
+		case <-c.done:
+			c.clock.running.Store(false)
+			return
+		case <-ticker.C:
+		}
+		now := c.clock.now()
+		if c.dog.slept(now) {
+			c.dropAll()
+		}
+		c.visitDue(now)
+		c.wheel.Lock()
+		if c.wheel.waiting == 0 {
+			c.clock.running.Store(false)
+			c.wheel.Unlock()
+			return
+		}
+		c.wheel.Unlock()
+	}
+}
+
+// visitDue visits every holding whose slot has come by now.
+func (c *Cache) visitDue(now int64) {
+	w := &c.wheel
+	for {
+		w.Lock()
+		if w.waiting == 0 || (w.at+1)*int64(wheelSlot) > now {
+			w.Unlock()
+			return
+		}
+		w.at++
+		slot := &w.slot[w.at%wheelSlots]
+		due := *slot
+		*slot = nil
+		w.waiting -= len(due)
+		w.Unlock()
+		for _, h := range due {
+			c.visit(h, now)
+		}
+	}
+}
+
+// visit drops what expired and gives back what nobody asked for in a period.
+func (c *Cache) visit(h *holding, now int64) {
+	h.mu.Lock()
+	h.inWheel = false
+	if h.gone {
+		h.mu.Unlock()
+		return
+	}
+	h.settleLocked(c, now)
+	if h.heldLocked() == 0 {
+		h.mu.Unlock()
+		return
+	}
+	t := h.terms.Load()
+	idle := h.arrived == 0 && h.refused.Load() == 0 && now-h.demandAt >= int64(t.period)
+	h.demandLocked(now, t.period)
+	if idle && !h.flying {
+		h.giveBack = true
+		c.launchLocked(h)
+		return
+	}
+	c.watchLocked(h, now)
+	h.mu.Unlock()
+}
+
+// dropAll forgets every lease and what was to be reported of them: after the
+// machine slept nobody knows how old they are.
+func (c *Cache) dropAll() {
+	c.counts.suspended.Add(1)
+	c.table.each(func(h *holding) bool {
+		h.mu.Lock()
+		h.dropLocked(c)
+		h.mu.Unlock()
+		return true
+	})
+}
+
+func (h *holding) dropLocked(c *Cache) {
+	if h.current.deadline != 0 {
+		h.later = append(h.later, h.closeLocked(c))
+	}
+	c.ledger.lost.Add(sum(h.later))
+	h.later = h.later[:0]
+	h.unreported = h.unreported[:0]
+	h.denial.Store(nil)
+	h.paceUntil, h.failUntil = 0, 0
+}
+
+// makeRoom evicts until another key fits.
+func (c *Cache) makeRoom() {
+	for c.table.count.Load() >= int64(c.opts.MaxKeys) {
+		now := c.clock.now()
+		h := c.table.evict(64, func(h *holding) bool { return c.evictable(h, now, idleAfter) })
+		if h == nil {
+			h = c.table.evict(c.opts.MaxKeys, func(h *holding) bool { return c.evictable(h, now, 0) })
+		}
+		if h == nil {
+			return // every key has a call in flight; one too many is no harm
+		}
+		c.counts.evicted.Add(1)
+		h.mu.Lock()
+		// With no call in flight this makes one, if there is anything to tell.
+		h.giveBack = true
+		c.launchLocked(h)
+	}
+}
+
+// evictable takes h out of use if it was idle that long and no request waits.
+func (c *Cache) evictable(h *holding, now int64, idle time.Duration) bool {
+	if !h.mu.TryLock() {
+		return false
+	}
+	defer h.mu.Unlock()
+	if h.flying || h.queue.len > 0 || now-h.touched < int64(idle) {
+		return false
+	}
+	h.settleLocked(c, now)
+	if idle > 0 && h.heldLocked() > 0 {
+		return false
+	}
+	h.gone = true
+	h.evicted.Store(true)
+	h.drainLocked(c)
+	return true
+}
+
+// Close stops admitting, and returns every lease to the store until ctx ends.
+// After it every method returns ErrClosed. A second Close returns ErrClosed.
+func (c *Cache) Close(ctx context.Context) error {
+	if !c.closed.CompareAndSwap(false, true) {
+		return ErrClosed
+	}
+	close(c.done)
+	var open []*holding
+	c.table.each(func(h *holding) bool {
+		h.mu.Lock()
+		h.settleLocked(c, c.clock.now())
+		h.drainLocked(c)
+		h.decideAll(&h.queue, Decision{})
+		if len(h.unreported) > 0 && !h.flying {
+			h.flying = true
+			open = append(open, h)
+		}
+		h.mu.Unlock()
+		return true
+	})
+	for _, h := range open {
+		c.submit(h)
+	}
+	stopped := make(chan struct{})
+	go func() {
+		c.running.Wait()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+		c.giveUp()
+		return nil
+	case <-ctx.Done():
+		c.giveUp()
+		<-stopped
+		return errors.Join(errors.New("lease: not all leases were returned"), ctx.Err())
+	}
+}
+
+// ledger counts tokens and calls. granted = spent + returned + expired + lost +
+// live, at rest.
+type ledger struct {
+	granted, spent, returned, expired, lost atomic.Int64
+	calls, trips, notExecuted, unknown      atomic.Int64
+}
+
+type counts struct {
+	denied, failed, evicted, suspended atomic.Int64
+}
+
+// Stats is what a Cache did so far. Tokens balance: Granted = Spent + Returned
+// + Expired + Lost + Live.
+type Stats struct {
+	Granted  int64 // tokens the store granted
+	Spent    int64 // admitted with
+	Returned int64 // given back unused
+	Expired  int64 // unused at their deadline
+	Lost     int64 // granted for a request that had left, or by a late reply
+	Live     int64 // still to be spent
+
+	Calls       int64 // calls to the store, one per key
+	Trips       int64 // round trips that carried them
+	NotExecuted int64 // calls the store certainly did not carry out
+	Unknown     int64 // calls whose outcome is unknown
+	Denied      int64 // requests refused
+	Failed      int64 // requests decided by Options.OnFailure
+	Keys        int64 // keys held
+	Evicted     int64 // keys evicted to make room
+	Suspended   int64 // times the machine slept, and all leases were dropped
+}
+
+// Stats returns the counters. It visits every key: call it as often as metrics
+// are scraped, not per request.
+func (c *Cache) Stats() Stats {
+	var live int64
+	c.table.each(func(h *holding) bool {
+		h.mu.Lock()
+		h.settleLocked(c, c.clock.now())
+		live += h.heldLocked()
+		h.mu.Unlock()
+		return true
+	})
+	l := &c.ledger
+	return Stats{
+		Granted: l.granted.Load(), Spent: l.spent.Load(), Returned: l.returned.Load(),
+		Expired: l.expired.Load(), Lost: l.lost.Load(), Live: live,
+		Calls: l.calls.Load(), Trips: l.trips.Load(), NotExecuted: l.notExecuted.Load(), Unknown: l.unknown.Load(),
+		Denied: c.counts.denied.Load(), Failed: c.counts.failed.Load(),
+		Keys: c.table.count.Load(), Evicted: c.counts.evicted.Load(), Suspended: c.counts.suspended.Load(),
+	}
+}

@@ -1,0 +1,320 @@
+package leasetest
+
+import (
+	"time"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+// never is the longest wait a Grant can tell, about 285 years in microseconds: an
+// exact integer in a double, and still a Duration.
+const never = int64(9_000_000_000_000_000)
+
+// slack is how long a key outlives the instant from which its loss could not
+// be noticed, in milliseconds.
+const slackMS = 1000
+
+// Bucket is one key's state, and the whole of the store's side of the lease
+// protocol as pure integer arithmetic. lua/acquire.lua is the same, line by
+// line; a fuzz test holds the two together.
+type Bucket struct {
+	exists       bool
+	units        int64 // balance; one token is perUS units; < 0 only through debt
+	at           int64 // microseconds: the balance is as of here
+	epoch        int64 // at/ttl
+	out0, out1   int64 // tokens leased in this epoch and the one before, unreported
+	act0, act1   int64 // nodes seen in this epoch and the one before
+	dem0, dem1   int64 // their demand
+	version      int64
+	burst        int64
+	count, perUS int64
+	ttl          int64 // microseconds
+	limit        lease.Limit
+	expires      int64 // milliseconds
+}
+
+// Outstanding returns the bucket's own count of leased tokens as last updated.
+func (b *Bucket) Outstanding() int64 { return b.out0 + b.out1 }
+
+// Tokens returns the balance as last updated, in tokens.
+func (b *Bucket) Tokens() float64 {
+	if b.perUS == 0 {
+		return 0
+	}
+	return float64(b.units) / float64(b.perUS)
+}
+
+// Exists reports whether the key is in the store at time now (microseconds).
+func (b *Bucket) Exists(now int64) bool { return b.exists && now/1000 < b.expires }
+
+// Expires returns when the key goes, in microseconds.
+func (b *Bucket) Expires() int64 { return b.expires * 1000 }
+
+// Apply carries out call at time now, in microseconds of the store's clock.
+func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
+	count, perUS, ok := call.Limit.Ratio()
+	if !ok {
+		return lease.Grant{RetryAfter: micros(never), ResetAfter: micros(never)}
+	}
+	ttl := max(call.TTL.Microseconds(), 1000)
+	g := lease.Grant{Limit: call.Limit, Version: call.Version}
+
+	// Load. An expired key equals a full bucket.
+	if !b.Exists(now) {
+		*b = Bucket{
+			exists: true, units: call.Limit.Burst * perUS, at: now, epoch: now / ttl,
+			version: call.Version, burst: call.Limit.Burst, count: count, perUS: perUS, ttl: ttl, limit: call.Limit,
+		}
+		g.Created = true
+	}
+	dirty := false
+
+	// Clock, then refill with the old outstanding count.
+	b.advance(now)
+
+	dirty = b.configure(now, call, count, perUS, ttl) || dirty
+	dirty = b.settle(call) || dirty
+	dirty = b.active(call) || dirty
+
+	// Grant.
+	avail := floorDiv(b.units, b.perUS)
+	if avail > 0 && avail >= call.Need && call.Want > 0 {
+		g.Tokens = min(avail, max(call.Need, min(call.Want, b.shareOf(avail, call))))
+		if call.Need > 0 {
+			g.Bound = min(g.Tokens, call.Bound) / call.Need * call.Need
+		}
+		b.units -= g.Tokens * b.perUS
+		b.out0 += g.Tokens - g.Bound
+		dirty = true
+	}
+	if g.Tokens < call.Want {
+		g.Pace = micros(b.ttl / 2)
+	}
+
+	g.Epoch = b.epoch
+	g.TTL = micros(b.ttl * 95 / 100)
+	g.Remaining = max(0, floorDiv(b.units, b.perUS))
+	g.RetryAfter = micros(b.waitFor(max(1, call.Need)))
+	g.ResetAfter = micros(b.refillTime(b.burst*b.perUS - b.units))
+	g.Outstanding = b.out0 + b.out1
+	g.Active = max(1, b.act0, b.act1)
+	if b.version != call.Version || b.burst != call.Limit.Burst || b.count != count || b.perUS != perUS {
+		g.Newer, g.Limit, g.Version = true, b.limit, b.version
+	}
+
+	// Save. Without a change the next call computes the same from the old
+	// state, so there is nothing to write (and a look creates no key).
+	if dirty {
+		// Until the bucket is full, refill held up by leases for at most 2·ttl
+		// included, its loss could be noticed.
+		full := b.refillTime(b.burst*b.perUS-b.units) + 2*b.ttl
+		b.expires = now/1000 + ceilDiv(full, 1000) + slackMS
+	} else if g.Created {
+		b.exists = false
+	}
+	return g
+}
+
+// advance moves the balance along d(balance)/dt = rate while balance +
+// outstanding < burst, and drops each epoch's leases at the end of the next
+// epoch, when they can no longer be live on any node.
+func (b *Bucket) advance(now int64) {
+	if now < b.at {
+		// The clock went back: no refill, and the leases stay outstanding for
+		// two more epochs by the new clock.
+		b.at = now
+		if e := now / b.ttl; e != b.epoch {
+			b.epoch = e
+			b.out0, b.out1 = b.out0+b.out1, 0
+			b.act0, b.act1 = max(b.act0, b.act1), 0
+			b.dem0, b.dem1 = max(b.dem0, b.dem1), 0
+		}
+		return
+	}
+	for range 2 {
+		end := (b.epoch + 1) * b.ttl
+		if now < end {
+			break
+		}
+		b.refill(end)
+		b.epoch++
+		b.out1, b.out0 = b.out0, 0
+		b.act1, b.act0 = b.act0, 0
+		b.dem1, b.dem0 = b.dem0, 0
+	}
+	if e := now / b.ttl; e > b.epoch {
+		b.epoch = e
+		b.out1, b.act1, b.dem1 = 0, 0, 0
+	}
+	b.refill(now)
+}
+
+// refill adds what the rate gives from b.at to end, as far as there is room.
+func (b *Bucket) refill(end int64) {
+	room := (b.burst-b.out0-b.out1)*b.perUS - b.units
+	dt := end - b.at
+	b.at = end
+	if room <= 0 {
+		return
+	}
+	if dt > room/b.count {
+		b.units += room
+	} else {
+		b.units += dt * b.count
+	}
+}
+
+// configure adopts the call's limit if it is newer.
+func (b *Bucket) configure(now int64, call lease.Call, count, perUS, ttl int64) bool {
+	same := b.burst == call.Limit.Burst && b.count == count && b.perUS == perUS
+	accept := call.Version > b.version || call.Version == 0 && b.version == 0
+	if !accept && (call.Version != b.version || !same) {
+		return false
+	}
+	changed := false
+	out := b.out0 + b.out1
+	if accept && (!same || call.Version != b.version) {
+		tokens := floorDiv(b.units, b.perUS)
+		frac := b.units - tokens*b.perUS
+		// Bounded by the new burst first: the product must stay exact.
+		tokens = max(-call.Limit.Burst, min(tokens, call.Limit.Burst))
+		b.units = tokens*perUS + mulDiv(frac, perUS, b.perUS)
+		b.version, b.burst, b.count, b.perUS, b.limit = call.Version, call.Limit.Burst, count, perUS, call.Limit
+		if room := max(0, b.burst-out) * perUS; b.units > room {
+			b.units = room
+		}
+		if low := -b.burst * perUS; b.units < low {
+			b.units = low
+		}
+		changed = true
+	}
+	// A longer ttl counts from now; a shorter one only when no lease is out,
+	// for those that are live as long as they were told.
+	if ttl > b.ttl || ttl < b.ttl && out == 0 {
+		b.ttl = ttl
+		b.epoch = now / ttl
+		b.out0, b.out1 = out, 0
+		b.act0, b.act1 = max(b.act0, b.act1), 0
+		b.dem0, b.dem1 = max(b.dem0, b.dem1), 0
+		changed = true
+	}
+	return changed
+}
+
+// settle applies reports, refund, debt and reset.
+func (b *Bucket) settle(call lease.Call) bool {
+	changed := false
+	for _, r := range call.Reports {
+		out := &b.out0
+		switch r.Epoch {
+		case b.epoch:
+		case b.epoch - 1:
+			out = &b.out1
+		default:
+			continue // dropped already, when its epoch ended
+		}
+		spent := min(r.Spent, *out)
+		*out -= spent
+		returned := min(r.Returned, *out)
+		*out -= returned
+		b.units += returned * b.perUS
+		changed = changed || spent > 0 || returned > 0
+	}
+	if call.Refund > 0 {
+		room := (b.burst-b.out0-b.out1)*b.perUS - b.units
+		if room > 0 {
+			// In tokens first: refund·perUS may overflow.
+			b.units += min(min(call.Refund, b.burst)*b.perUS, room)
+			changed = true
+		}
+	}
+	if call.Debt > 0 {
+		b.units = max(b.units-min(call.Debt, 2*b.burst)*b.perUS, -b.burst*b.perUS)
+		changed = true
+	}
+	if call.Reset {
+		b.units = max(b.units, (b.burst-b.out0-b.out1)*b.perUS)
+		changed = true
+	}
+	return changed
+}
+
+// active counts the caller, once per epoch.
+func (b *Bucket) active(call lease.Call) bool {
+	if call.Want == 0 || call.LastEpoch == b.epoch {
+		return false
+	}
+	b.act0++
+	b.dem0 += max(1, call.Demand)
+	return true
+}
+
+// shareOf returns the most the caller should get of avail tokens.
+func (b *Bucket) shareOf(avail int64, call lease.Call) int64 {
+	period := b.ttl / 2
+	// What the rate gives in one lease period, in tokens; at most the burst.
+	flow := b.burst
+	if period <= (b.burst*b.perUS)/b.count {
+		flow = period * b.count / b.perUS
+	}
+	n := max(1, b.act0, b.act1)
+	switch call.Share {
+	case lease.ShareEqual:
+		fair := flow / n
+		return max(fair, avail-(n-1)*fair)
+	case lease.ShareProportional:
+		all := max(1, b.dem0, b.dem1)
+		mine := min(max(1, call.Demand), all)
+		fair := mulDiv(flow, mine, all)
+		return max(fair, avail-(flow-fair))
+	}
+	return avail
+}
+
+// waitFor returns the microseconds until the balance reaches n tokens if no
+// call comes, leases blocking refill until their epochs end.
+func (b *Bucket) waitFor(n int64) int64 {
+	if n > b.burst {
+		return never
+	}
+	v := *b
+	need := n * v.perUS
+	for range 2 {
+		if v.units >= need {
+			return v.at - b.at
+		}
+		end := (v.epoch + 1) * v.ttl
+		if limit := (v.burst - v.out0 - v.out1) * v.perUS; limit >= need {
+			if wait := v.refillTime(need - v.units); v.at+wait <= end {
+				return v.at - b.at + wait
+			}
+		}
+		v.refill(end)
+		v.epoch++
+		v.out1, v.out0 = v.out0, 0
+	}
+	if v.units >= need {
+		return v.at - b.at
+	}
+	return v.at - b.at + v.refillTime(need-v.units)
+}
+
+// refillTime returns the microseconds the rate takes to give units.
+func (b *Bucket) refillTime(units int64) int64 {
+	if units <= 0 {
+		return 0
+	}
+	return ceilDiv(units, b.count)
+}
+
+func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
+
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}
+
+func ceilDiv(a, b int64) int64 { return -floorDiv(-a, b) }

@@ -1,0 +1,96 @@
+// Package leasetest holds what proves a lease.Store and the nodes on it: an
+// exact in-memory Store, the acceptance suite TestStore that every Store
+// passes, and the oracles that judge a run: level, ledger, promise and call
+// budget. Only tests import it.
+package leasetest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+// Store is the lease protocol's store in memory: exact, and at the time it is
+// told. Safe for concurrent use.
+type Store struct {
+	// KeepExpired keeps keys past their expiry, for comparison with a server
+	// whose own clock expires them.
+	KeepExpired bool
+
+	now func() time.Duration
+
+	mu      sync.Mutex
+	buckets map[string]*Bucket
+	calls   int64
+	granted map[string]int64
+}
+
+// NewStore returns an empty Store whose clock is now, the time since any
+// instant. Let it start late enough that epochs of different lengths never have
+// near numbers (an hour will do).
+func NewStore(now func() time.Duration) *Store {
+	return &Store{now: now, buckets: map[string]*Bucket{}, granted: map[string]int64{}}
+}
+
+// Acquire implements lease.Store.
+func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
+	answers := make([]lease.Answer, len(calls))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, c := range calls {
+		if err := ctx.Err(); err != nil {
+			answers[i].Err = fmt.Errorf("%w: %w", lease.ErrNotExecuted, err)
+			continue
+		}
+		b := s.buckets[c.Key]
+		if b == nil {
+			b = &Bucket{}
+			s.buckets[c.Key] = b
+		}
+		s.calls++
+		if s.KeepExpired && b.exists {
+			b.expires = math.MaxInt64
+		}
+		g := b.Apply(s.now().Microseconds(), c)
+		g.Source = lease.SourceStore
+		s.granted[c.Key] += g.Tokens
+		answers[i].Grant = g
+	}
+	return answers
+}
+
+// Calls returns how many calls were carried out.
+func (s *Store) Calls() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
+}
+
+// Granted returns the tokens granted so far for each key.
+func (s *Store) Granted() map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.granted)
+}
+
+// Bucket returns a copy of key's bucket as last updated.
+func (s *Store) Bucket(key string) Bucket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.buckets[key]; b != nil {
+		return *b
+	}
+	return Bucket{}
+}
+
+// Flush forgets every key, as FLUSHALL does.
+func (s *Store) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.buckets)
+}

@@ -1,0 +1,432 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// maxBatch is how many calls go to the store together.
+	maxBatch = 128
+	// maxSenders is how many batches may be under way at a time. With one, a
+	// slow batch holds up all keys; many only add connections.
+	maxSenders = 4
+	// failBackoff is how long after a failed call a key makes no other; it
+	// doubles with each failure in a row.
+	failBackoff    = 10 * time.Millisecond
+	maxFailBackoff = time.Second
+)
+
+// launchLocked sees to it that a call for h is made, and releases h.mu. At most
+// one is in flight per key: whoever comes meanwhile shares the next.
+func (c *Cache) launchLocked(h *holding) {
+	if h.flying || c.closed.Load() {
+		h.mu.Unlock()
+		return
+	}
+	h.flying = true
+	// Close looks at every holding under its lock before it waits for running,
+	// so it waits for this call too.
+	c.running.Add(1)
+	h.mu.Unlock()
+	c.submit(h)
+	c.running.Done()
+}
+
+// submit hands h to a sender. An idle sender starts at once, with no timer: a
+// single caller pays nothing for batching.
+func (c *Cache) submit(h *holding) {
+	c.send.Lock()
+	c.send.pending = append(c.send.pending, h)
+	start := c.send.senders < maxSenders
+	if start {
+		c.send.senders++
+	}
+	c.send.Unlock()
+	if start {
+		c.spawn(c.sendAll)
+	}
+}
+
+// spawn runs f in its own goroutine, or here in a stepped cache.
+func (c *Cache) spawn(f func()) {
+	if c.clock.stepped {
+		f()
+		return
+	}
+	c.running.Go(f)
+}
+
+// sendAll sends batches until nothing is pending.
+func (c *Cache) sendAll() {
+	var batch []*holding
+	for {
+		c.send.Lock()
+		if len(c.send.pending) == 0 {
+			c.send.senders--
+			c.send.Unlock()
+			return
+		}
+		batch = batch[:0]
+		for len(c.send.pending) > 0 && len(batch) < maxBatch {
+			h := c.send.pending[0]
+			// An evicted holding goes alone: its key may be in the batch again.
+			if alone := h.isGone(); alone && len(batch) > 0 {
+				break
+			} else if c.send.pending = c.send.pending[1:]; alone {
+				batch = append(batch, h)
+				break
+			}
+			batch = append(batch, h)
+		}
+		c.send.Unlock()
+		c.sendBatch(batch)
+	}
+}
+
+func (h *holding) isGone() bool { return h.evicted.Load() }
+
+// sendBatch makes one call to the store for each of batch that has reason to.
+func (c *Cache) sendBatch(batch []*holding) {
+	// Before the send: deadlines count from here.
+	sent := c.clock.now()
+	calls := make([]Call, 0, len(batch))
+	flying := batch[:0]
+	for _, h := range batch {
+		if call, ok := h.begin(c, sent); ok {
+			calls = append(calls, call)
+			flying = append(flying, h)
+		}
+	}
+	if len(calls) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.base, c.opts.Timeout)
+	answers := c.store.Acquire(ctx, calls)
+	cancel()
+	now := c.clock.now()
+	if answers[0].Err == nil {
+		c.observe(now - sent)
+	}
+	c.ledger.calls.Add(int64(len(calls)))
+	c.ledger.trips.Add(1)
+	for i, h := range flying {
+		if again := h.finish(c, sent, now, &calls[i], &answers[i]); again {
+			c.submit(h)
+		}
+	}
+}
+
+// observe takes a round trip into the smoothed one, as TCP does (RFC 6298).
+func (c *Cache) observe(rtt int64) {
+	old := c.rtt.Load()
+	if old == 0 {
+		c.rtt.Store(max(rtt, 1))
+		return
+	}
+	c.rtt.Store(max(old+(rtt-old)/8, 1))
+}
+
+// leases reports whether it pays to lease a key: the period is long against a
+// round trip, and there are several requests in one. Otherwise each round trip
+// serves those who wait, and nothing is stranded.
+func (c *Cache) leases(t *terms, demand float64) bool {
+	shortest := max(2*time.Millisecond, 3*time.Duration(c.rtt.Load()))
+	return !t.tooSmall && t.period >= shortest && demand >= minLease
+}
+
+// begin builds the call that h has reason to make; ok is false if there is none.
+func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.terms.Load()
+	h.settleLocked(c, now)
+	h.serveLocked(c, now)
+	demand := h.demandLocked(now, t.period)
+
+	call = Call{
+		Key: h.key, Limit: t.limit, Version: t.version, TTL: max(2*t.period, minTTL),
+		LastEpoch: h.lastEpoch, Share: c.opts.Share, Demand: int64(math.Ceil(demand)),
+	}
+	if w := h.queue.head; w != nil {
+		if h.heldLocked() > 0 && w.n > 0 {
+			// Too few here for the first in the queue. Back in the bucket they
+			// count towards what it needs.
+			h.drainLocked(c)
+		}
+		// Those at the head with the same cost come aboard: the store charges
+		// them at once, whole costs only.
+		call.Need = w.n
+		for w := h.queue.head; w != nil && w.n == call.Need; w = h.queue.head {
+			h.queue.remove(w)
+			h.aboard.push(w)
+			w.aboard = true
+			call.Bound += w.n
+		}
+		call.Want = call.Bound + h.queue.tokens
+	}
+	h.leasing = (call.Want > 0 || h.refill) && now >= h.paceUntil && c.leases(t, demand) && !h.gone && !c.closed.Load()
+	if !h.leasing {
+		call.Share = ShareNone // a share of what? those who wait take turns
+	} else {
+		// A retry storm inflates demand: let want no more than double.
+		want := min(int64(math.Ceil(demand)), t.limit.Burst/2, 2*h.lastWant+call.Need+1)
+		h.lastWant = max(want, minLease)
+		call.Want += want
+	}
+	giveBack := h.giveBack
+	h.refill, h.giveBack = false, false
+	if giveBack {
+		h.drainLocked(c)
+	}
+	if call.Want > 0 || h.aboard.len > 0 {
+		h.reportLocked(&call, now)
+		return call, true
+	}
+	// A report alone is worth a call only with something to give back.
+	if giveBack && h.reportLocked(&call, now) {
+		return call, true
+	}
+	h.flying = false
+	return call, false
+}
+
+// reportLocked moves the newest two epochs' tallies into call. They leave the
+// node here: if the outcome stays unknown they are not sent again, and the
+// store forgets those epochs by itself.
+func (h *holding) reportLocked(call *Call, now int64) (any bool) {
+	keep := h.unreported[:0]
+	for _, u := range h.unreported {
+		if now < u.forget {
+			keep = append(keep, u)
+		}
+	}
+	h.unreported = keep
+	for i := 0; i < len(call.Reports) && len(h.unreported) > 0; i++ {
+		last := len(h.unreported) - 1
+		newest := 0
+		for j := range h.unreported {
+			if h.unreported[j].Epoch > h.unreported[newest].Epoch {
+				newest = j
+			}
+		}
+		call.Reports[i] = h.unreported[newest].Report
+		h.reporting[i] = h.unreported[newest]
+		h.unreported[newest] = h.unreported[last]
+		h.unreported = h.unreported[:last]
+		any = true
+	}
+	return any
+}
+
+// finish applies the answer to call and reports whether h needs another.
+func (h *holding) finish(c *Cache, sent, now int64, call *Call, answer *Answer) (again bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.settleLocked(c, now)
+	aboard := h.aboard
+	h.aboard = waiters{}
+	if answer.Err != nil {
+		h.failLocked(c, now, aboard, answer.Err)
+	} else {
+		h.applyLocked(c, sent, now, call, &answer.Grant, aboard)
+	}
+	h.reporting = [2]tally{}
+	if c.closed.Load() {
+		// Close found this call in flight and left the books to it.
+		h.drainLocked(c)
+		h.decideAll(&h.queue, Decision{})
+		h.giveBack = answer.Err == nil && len(h.unreported) > 0
+	}
+	if h.queue.len > 0 || h.refill || h.giveBack {
+		return true
+	}
+	h.flying = false
+	return false
+}
+
+// failLocked decides everybody who waits by the failure policy.
+func (h *holding) failLocked(c *Cache, now int64, aboard waiters, err error) {
+	switch {
+	case errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):
+		// The reports were certainly not used.
+		for _, r := range h.reporting {
+			if r.forget != 0 {
+				u := h.tallyLocked(r.Epoch, r.forget)
+				u.Spent += r.Spent
+				u.Returned += r.Returned
+			}
+		}
+		c.ledger.notExecuted.Add(1)
+	default:
+		c.ledger.unknown.Add(1)
+	}
+	wait := min(failBackoff<<min(h.failures, 10), maxFailBackoff)
+	h.failures++
+	h.failUntil = now + int64(float64(wait)*(1+rand.Float64()/4))
+	h.refill = false
+	h.decideAll(&aboard, Decision{})
+	h.decideAll(&h.queue, Decision{})
+}
+
+// decideAll gives everybody in q the same decision.
+func (h *holding) decideAll(q *waiters, d Decision) {
+	for w := q.head; w != nil; w = q.head {
+		q.remove(w)
+		if !w.gone {
+			w.decide(d)
+		}
+	}
+}
+
+// applyLocked books a grant and serves those who wait.
+func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, aboard waiters) {
+	h.lastEpoch = g.Epoch
+	h.balance.Store(g.Remaining)
+	h.failUntil, h.failures = 0, 0
+	c.ledger.granted.Add(g.Tokens)
+	if g.Newer {
+		if t, err := newTerms(g.Limit, g.Version, c.opts.LeasePeriod); err == nil {
+			h.changeLocked(t)
+		}
+	}
+
+	// Those the store charged. One who left meanwhile has his tokens lost: they
+	// count as spent there, so keeping them would admit them twice.
+	bound := g.Bound
+	for w := aboard.head; w != nil && bound >= w.n && w.n > 0; w = aboard.head {
+		aboard.remove(w)
+		bound -= w.n
+		if w.gone {
+			c.ledger.lost.Add(w.n)
+			continue
+		}
+		c.ledger.spent.Add(w.n)
+		w.decide(h.admitted(h.heldLocked(), g.Source))
+	}
+	c.ledger.lost.Add(bound)
+
+	// The lease. Its deadline counts from before the call was sent, so a reply
+	// that comes later than that is worth nothing.
+	if leased := g.Tokens - g.Bound; leased > 0 {
+		b := batch{epoch: g.Epoch, tokens: leased, deadline: sent + int64(g.TTL), forget: sent + 2*int64(call.TTL)}
+		if now >= b.deadline {
+			c.ledger.lost.Add(leased)
+		} else {
+			h.later = append(h.later, b)
+			h.settleLocked(c, now)
+			if h.gone {
+				h.giveBack = true
+			} else {
+				c.watchLocked(h, now)
+			}
+		}
+	}
+	h.paceLocked(c, now, call, g)
+
+	// Those whom the store could not serve, then those who came meanwhile.
+	for w := aboard.head; w != nil; {
+		next := w.next
+		w.aboard = false
+		switch {
+		case w.gone:
+			aboard.remove(w)
+		case w.n == 0:
+			aboard.remove(w)
+			w.decide(h.looked(now, now+int64(g.RetryAfter), g.Source))
+		}
+		w = next
+	}
+	h.queue.pushFront(aboard)
+	h.serveLocked(c, now)
+	h.refuseLocked(c, now, call, g)
+}
+
+// paceLocked decides when the next call for more may be made.
+func (h *holding) paceLocked(c *Cache, now int64, call *Call, g *Grant) {
+	t := h.terms.Load()
+	if !h.leasing {
+		return
+	}
+	if g.Tokens < call.Want {
+		if g.Tokens == 0 && g.Remaining > 0 {
+			return // too few for this cost; a smaller one may still ask
+		}
+		// Too few for all: everybody waits a period, a little apart.
+		h.paceUntil = now + int64(float64(g.Pace)*(1+rand.Float64()/10))
+		h.low.Store(-1)
+		return
+	}
+	h.paceUntil = 0
+	// Refill early enough that the last token goes when the reply comes.
+	soon := h.demand * (2*float64(c.rtt.Load()) + float64(tick)) / float64(t.period)
+	h.low.Store(min(int64(soon), h.heldLocked()/2))
+}
+
+// serveLocked admits from the leases whoever they suffice for, in order.
+func (h *holding) serveLocked(c *Cache, now int64) {
+	for w := h.queue.head; w != nil; w = h.queue.head {
+		if w.n > 0 {
+			left, ok := h.takeLocked(c, now, w.n)
+			if !ok {
+				return
+			}
+			h.arrived -= w.n // counted when it queued, and again by the lease
+			h.queue.remove(w)
+			w.decide(h.admitted(left, SourceLease))
+			continue
+		}
+		if h.heldLocked() == 0 {
+			return
+		}
+		h.queue.remove(w)
+		w.decide(h.looked(now, now, SourceLease))
+	}
+}
+
+// refuseLocked remembers a refusal and refuses those it covers.
+func (h *holding) refuseLocked(c *Cache, now int64, call *Call, g *Grant) {
+	if call.Want == 0 {
+		return // a look, or a report
+	}
+	if g.Tokens >= call.Want {
+		h.denial.Store(nil)
+		return
+	}
+	r := &refusal{cost: max(1, call.Need), retryAt: now + int64(g.RetryAfter), pace: h.paceUntil}
+	if g.RetryAfter > 0 {
+		// Half the wait, so that a give-back or a raised limit is noticed: at
+		// least a second and never longer than the promise. Jittered apart.
+		wait := max(time.Second, g.RetryAfter/2)
+		if wait < time.Hour*24*365 {
+			wait = time.Duration(float64(wait) * (1 + rand.Float64()/4))
+		}
+		r.until = now + int64(min(g.RetryAfter, wait))
+	}
+	if h.leasing {
+		// A saturated key is asked for once a period, not once a token.
+		r.until = max(r.until, now+int64(g.Pace))
+		r.retryAt = max(r.retryAt, r.until)
+	}
+	h.denial.Store(r)
+	for w := h.queue.head; w != nil; {
+		next := w.next
+		if retryAt, ok := r.covers(now, w.n); ok && w.n > 0 {
+			h.queue.remove(w)
+			w.decide(h.denied(now, retryAt, g.Source))
+		}
+		w = next
+	}
+}
+
+// looked is the Decision for a cost of 0: as if for a cost of 1.
+func (h *holding) looked(now, retryAt int64, from Source) Decision {
+	d := h.admitted(h.heldLocked(), from)
+	if d.Remaining > 0 {
+		return d
+	}
+	return h.denied(now, retryAt, from)
+}

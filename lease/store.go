@@ -1,0 +1,153 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Store hands out tokens. Redis is one (package lua); "Redis, or else this
+// node's share of the limit" is one that wraps another (package fallback).
+type Store interface {
+	// Acquire carries out calls and returns one Answer for each, in order.
+	// The calls have different keys. ctx bounds the whole batch; when it ends
+	// first, the calls without an answer get ErrUnknownOutcome.
+	//
+	// A Store never carries out a call twice, and never re-sends one whose
+	// outcome it does not know. It is safe for use by many goroutines.
+	Acquire(ctx context.Context, calls []Call) []Answer
+}
+
+// Answer is what became of one Call: a Grant, or an error that matches
+// ErrNotExecuted, ErrUnknownOutcome or ErrRejected.
+type Answer struct {
+	Grant Grant
+	Err   error
+}
+
+var (
+	// ErrNotExecuted says that the store certainly did not carry out the
+	// call: its reports may be sent again.
+	ErrNotExecuted = errors.New("lease: call was not executed")
+	// ErrUnknownOutcome says that the store may or may not have carried out
+	// the call: nothing of it may be sent again.
+	ErrUnknownOutcome = errors.New("lease: outcome of call is unknown")
+	// ErrRejected says that the store is well and the call is at fault; it
+	// was not executed and would be rejected again.
+	ErrRejected = errors.New("lease: call was rejected")
+)
+
+// Share says how a store divides a bucket among nodes that want more than
+// there is.
+type Share uint8
+
+const (
+	// ShareEqual aims at max-min fairness: a node gets its equal part of the
+	// refill, and of the rest what the other active nodes would leave.
+	ShareEqual Share = iota
+	// ShareProportional gives each node its part of the whole demand.
+	ShareProportional
+	// ShareNone gives whatever is there to whoever asks first.
+	ShareNone
+)
+
+// Call is what one node asks of the store about one key, in one round trip.
+// Its parts are carried out in the order of the fields below, after the refill
+// up to now was computed with the outstanding tokens as they were before
+// (doc.go says why that order is part of the proof).
+type Call struct {
+	// Key names the bucket.
+	Key string
+	// Limit and Version are the configuration this node knows. A higher
+	// Version wins; at Version 0 the latest call wins. The bucket keeps its
+	// tokens, up to the new burst, and is never refilled by a change.
+	Limit   Limit
+	Version int64
+	// TTL is how long a lease lives, h. It must be the same on all nodes; the
+	// store holds the largest as long as a lease is out. Range 1ms to 24h.
+	TTL time.Duration
+
+	// Reports tell what became of leased tokens, by the epoch of their lease.
+	// A token is reported at most once, and only when it can no longer be
+	// spent on the node.
+	Reports [2]Report
+	// Refund gives back tokens that were admitted but not used after all. The
+	// balance never passes what the burst leaves beside outstanding leases.
+	Refund int64
+	// Debt is charged whatever the balance, down to minus the burst.
+	Debt int64
+	// Reset fills the bucket, up to what outstanding leases leave.
+	Reset bool
+
+	// Need is the cost that must be met now: fewer tokens are not granted. 0
+	// asks for whatever there is.
+	Need int64
+	// Bound is a multiple of Need: the tokens for requests that are waiting.
+	// They count as spent the moment they are granted.
+	Bound int64
+	// Want is how many tokens in all the node would like, at least Bound.
+	// Need = Want = 0 makes no grant: a report, or a look at the bucket.
+	Want int64
+	// Demand is the node's estimate of the tokens asked of it per lease
+	// period, admitted or not.
+	Demand int64
+	// LastEpoch is the epoch of this node's previous Grant for the key, or -1.
+	// The store counts a node as active once per epoch by it.
+	LastEpoch int64
+	// Share is how to divide what is there.
+	Share Share
+}
+
+// Report says what became of tokens leased in one epoch since the last report.
+type Report struct {
+	Epoch    int64
+	Spent    int64 // admitted with, or lost on the node
+	Returned int64 // given back unused
+}
+
+// Grant is a Store's answer to a Call. Tokens may be fewer than wanted; zero
+// means denied until RetryAfter has passed. TTL runs from before the call was
+// sent, so a slow network only shortens a lease, never lengthens it.
+type Grant struct {
+	// Tokens granted, those for Bound requests included.
+	Tokens int64
+	// Bound is how many of them were charged as spent at once: a multiple of
+	// Call.Need. The rest is a lease.
+	Bound int64
+	// Epoch tags the lease for its reports.
+	Epoch int64
+	// TTL is how long the lease may be spent, 0.95·h.
+	TTL time.Duration
+	// Remaining is the whole tokens left in the bucket after this call.
+	Remaining int64
+	// RetryAfter is when a call for Need (for 1 if Need is 0) would be met, if
+	// nobody else calls; 0 if now. Exact to the microsecond.
+	RetryAfter time.Duration
+	// ResetAfter is when the bucket would be full, leases aside.
+	ResetAfter time.Duration
+	// Pace asks the node to make no further call for more tokens for that
+	// long: there are too few for all.
+	Pace time.Duration
+	// Outstanding is the store's count of leased tokens not yet reported or
+	// expired, never less than the truth.
+	Outstanding int64
+	// Active is how many nodes asked for this key lately.
+	Active int64
+	// Created says that the bucket was not there, Corrupt that what was there
+	// could not be read and was replaced by a fresh bucket.
+	Created, Corrupt bool
+	// Limit and Version are the configuration now in force, if Newer; the
+	// caller's own otherwise.
+	Newer   bool
+	Limit   Limit
+	Version int64
+	// Source says who granted, for Decision and Stats only.
+	Source Source
+}
+
+const (
+	minTTL = time.Millisecond
+	// minLease is the smallest demand per lease period, in tokens, at which
+	// holding a lease is worth more than it strands.
+	minLease = 2
+)

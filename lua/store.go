@@ -1,0 +1,354 @@
+// Package lua is the bucket in Redis: a lease.Store whose every call is one
+// script, acquire.lua, and a decoder for the state it keeps.
+//
+// One key is one Redis string, "<prefix>tb1:{<key>}": tb1 is the algorithm and
+// the version of the state, so another algorithm or a later version never
+// meets this one's state. The braces make <key> the hash tag; in the key's own
+// text '%', '{' and '}' are written %25, %7B, %7D, so a user cannot choose a
+// slot, and a key longer than 256 bytes is replaced by its SHA-256.
+//
+// # What it needs
+//
+// Any Redis from 6.2 with EVALSHA, EVAL, MGET, SET and TIME on its keys. Use
+// maxmemory-policy noeviction: an evicted bucket is a full bucket.
+//
+// # At most once
+//
+// Clients re-send a command whose connection broke or timed out, and so charge
+// one call several times. Every command here is marked as not to be retried,
+// whatever the client's MaxRetries. Set the client's ContextTimeoutEnabled, or
+// a call can outlive its context by the client's ReadTimeout (NewStore works
+// around that for a plain *redis.Client).
+package lua
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // names the script, as EVALSHA wants it
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+//go:embed acquire.lua
+var acquireSource string
+
+const (
+	// MaxBatch is how many keys one script call carries: 128 is where one core
+	// of Redis gains little more and other clients would begin to wait (0.5 ms).
+	MaxBatch = 128
+
+	argsPerKey  = 20
+	reply       = 11 // integers per key
+	replyLimit  = 4  // more, for a key whose limit is newer
+	maxKeyBytes = 256
+
+	flagCreated = 1
+	flagCorrupt = 2
+	flagNewer   = 4
+)
+
+// Client is what a Store needs of go-redis. *redis.Client (a Sentinel
+// fail-over client is one) and *redis.ClusterClient have it.
+type Client interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+	Pipeline() redis.Pipeliner
+}
+
+// Options are a Store's settings. The zero value works.
+type Options struct {
+	// Prefix starts every Redis key. Default "hybridlimit:".
+	Prefix string
+	// Timeout bounds the reading of one reply where the client would not heed
+	// the context. Default 30ms.
+	Timeout time.Duration
+}
+
+// Store is the lease.Store kept in Redis. Make one with NewStore; it is safe
+// for concurrent use and holds nothing that needs closing.
+type Store struct {
+	rdb    Client
+	prefix string
+	source string
+	sha    string
+	// single is whether one script call may carry several keys. It falls for
+	// good when the server answers CROSSSLOT.
+	single atomic.Bool
+	// linger bounds calls that outlive their context in a client that does not
+	// heed it; nil when the client does.
+	linger chan struct{}
+	// clock, in tests only, adds the time to ARGV in place of TIME.
+	clock func() time.Duration
+}
+
+// NewStore returns a Store on rdb, which stays the caller's to close.
+func NewStore(rdb Client, opts Options) *Store {
+	if opts.Prefix == "" {
+		opts.Prefix = "hybridlimit:"
+	}
+	if opts.Timeout <= 0 {
+		opts.Timeout = 30 * time.Millisecond
+	}
+	s := &Store{rdb: rdb, prefix: opts.Prefix}
+	s.setSource(acquireSource)
+	switch c := rdb.(type) {
+	case *redis.Client:
+		s.single.Store(true)
+		if !c.Options().ContextTimeoutEnabled {
+			s.rdb = c.WithTimeout(opts.Timeout)
+		}
+	case *redis.ClusterClient:
+		if !c.Options().ContextTimeoutEnabled {
+			s.linger = make(chan struct{}, 64)
+		}
+	default:
+		s.linger = make(chan struct{}, 64)
+	}
+	return s
+}
+
+func (s *Store) setSource(source string) {
+	s.source = source
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // as above
+	s.sha = hex.EncodeToString(sum[:])
+}
+
+// RedisKey returns the name of key's bucket in Redis.
+func (s *Store) RedisKey(key string) string {
+	var b strings.Builder
+	b.Grow(len(s.prefix) + len(key) + 8)
+	b.WriteString(s.prefix)
+	b.WriteString("tb1:{")
+	switch {
+	case len(key) > maxKeyBytes:
+		sum := sha256.Sum256([]byte(key))
+		b.WriteString("sha256%")
+		b.WriteString(hex.EncodeToString(sum[:]))
+	case strings.ContainsAny(key, "%{}"):
+		keyEscaper.WriteString(&b, key) //nolint:errcheck // a Builder never fails
+	default:
+		b.WriteString(key)
+	}
+	b.WriteByte('}')
+	return b.String()
+}
+
+var keyEscaper = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
+
+// Acquire implements lease.Store. On one server up to MaxBatch keys share a
+// script call; on a cluster each key is a call of its own, pipelined.
+func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
+	answers := make([]lease.Answer, len(calls))
+	if err := ctx.Err(); err != nil {
+		fill(answers, fmt.Errorf("%w: %w", lease.ErrNotExecuted, err))
+		return answers
+	}
+	if s.linger == nil {
+		s.acquire(ctx, calls, answers)
+		return answers
+	}
+	select {
+	case s.linger <- struct{}{}:
+	default:
+		fill(answers, fmt.Errorf("%w: %d earlier calls still hang", lease.ErrNotExecuted, cap(s.linger)))
+		return answers
+	}
+	done := make(chan struct{})
+	late := make([]lease.Answer, len(calls))
+	go func() {
+		defer func() { <-s.linger; close(done) }()
+		s.acquire(ctx, calls, late)
+	}()
+	select {
+	case <-done:
+		return late
+	case <-ctx.Done():
+		fill(answers, fmt.Errorf("%w: %w", lease.ErrUnknownOutcome, ctx.Err()))
+		return answers
+	}
+}
+
+func fill(answers []lease.Answer, err error) {
+	for i := range answers {
+		answers[i] = lease.Answer{Err: err}
+	}
+}
+
+func (s *Store) acquire(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
+	for len(calls) > 0 {
+		n := min(len(calls), MaxBatch)
+		switch {
+		case n == 1 || s.single.Load():
+			if s.script(ctx, calls[:n], answers[:n]) {
+				break
+			}
+			s.single.Store(false)
+			fallthrough
+		default:
+			s.pipeline(ctx, calls[:n], answers[:n])
+		}
+		calls, answers = calls[n:], answers[n:]
+	}
+}
+
+// script sends calls in one script call. It returns false, nothing having been
+// executed, if the server refuses keys of several slots.
+func (s *Store) script(ctx context.Context, calls []lease.Call, answers []lease.Answer) bool {
+	cmd := s.command(ctx, "evalsha", s.sha, calls)
+	err := s.rdb.Process(ctx, cmd)
+	if isNoScript(err) {
+		// Certainly not executed, and EVAL loads it for all that follow.
+		cmd = s.command(ctx, "eval", s.source, calls)
+		err = s.rdb.Process(ctx, cmd)
+	}
+	if len(calls) > 1 && hasCode(err, "CROSSSLOT") {
+		return false
+	}
+	s.decode(cmd.Cmd, err, calls, answers)
+	return true
+}
+
+// pipeline sends each call as a script call of its own, in one pipeline. Those
+// that the server did not know the script for go again, once, with its text.
+func (s *Store) pipeline(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
+	send := func(name, script string, indexes []int) (again []int) {
+		pipe := s.rdb.Pipeline()
+		cmds := make([]onceCmd, len(indexes))
+		for k, i := range indexes {
+			cmds[k] = s.command(ctx, name, script, calls[i:i+1])
+			_ = pipe.Process(ctx, cmds[k]) // queues; the error is in the command
+		}
+		_, execErr := pipe.Exec(ctx)
+		for k, i := range indexes {
+			err := cmds[k].Err()
+			if err == nil && cmds[k].Val() == nil {
+				err = execErr // never sent: the pipeline failed as a whole
+			}
+			if isNoScript(err) && name == "evalsha" {
+				again = append(again, i)
+				continue
+			}
+			s.decode(cmds[k].Cmd, err, calls[i:i+1], answers[i:i+1])
+		}
+		return again
+	}
+	all := make([]int, len(calls))
+	for i := range all {
+		all[i] = i
+	}
+	if again := send("evalsha", s.sha, all); len(again) > 0 {
+		send("eval", s.source, again)
+	}
+}
+
+// onceCmd is a command that go-redis must not send a second time.
+type onceCmd struct{ *redis.Cmd }
+
+// NoRetry is go-redis's question whether to refrain from re-sending.
+func (onceCmd) NoRetry() bool { return true }
+
+func (s *Store) command(ctx context.Context, name, script string, calls []lease.Call) onceCmd {
+	args := make([]any, 0, 5+len(calls)*(1+argsPerKey))
+	args = append(args, name, script, len(calls))
+	for i := range calls {
+		args = append(args, s.RedisKey(calls[i].Key))
+	}
+	for i := range calls {
+		args = appendArgs(args, &calls[i])
+	}
+	if s.clock != nil {
+		now := s.clock().Microseconds()
+		args = append(args, now/1e6, now%1e6)
+	}
+	cmd := onceCmd{redis.NewCmd(ctx, args...)}
+	cmd.SetFirstKeyPos(3)
+	return cmd
+}
+
+func appendArgs(args []any, c *lease.Call) []any {
+	count, perUS, ok := c.Limit.Ratio()
+	if !ok {
+		// The caller keeps such limits to itself (lease.Cache does). A count of
+		// 0 makes the script answer nothing it could be misread by.
+		count, perUS = 1, 1
+	}
+	reset := 0
+	if c.Reset {
+		reset = 1
+	}
+	return append(args,
+		c.Limit.Burst, count, perUS, c.Version, c.TTL.Microseconds(),
+		c.Reports[0].Epoch, c.Reports[0].Spent, c.Reports[0].Returned,
+		c.Reports[1].Epoch, c.Reports[1].Spent, c.Reports[1].Returned,
+		c.Refund, c.Debt, reset,
+		c.Need, c.Bound, c.Want, c.Demand, c.LastEpoch, int(c.Share))
+}
+
+// decode turns a reply into answers. A reply of another shape is an outcome
+// nobody knows: never a grant.
+func (s *Store) decode(cmd *redis.Cmd, err error, calls []lease.Call, answers []lease.Answer) {
+	if err != nil {
+		fill(answers, classify(err, len(calls)))
+		return
+	}
+	values, shapeErr := cmd.Int64Slice()
+	if shapeErr != nil || len(values) < reply*len(calls) {
+		fill(answers, fmt.Errorf("%w: reply has the wrong shape: %.80q", lease.ErrUnknownOutcome, fmt.Sprint(cmd.Val())))
+		return
+	}
+	tail := values[reply*len(calls):]
+	for i := range calls {
+		v := values[reply*i : reply*(i+1)]
+		g := lease.Grant{
+			Tokens: v[0], Bound: v[1], Epoch: v[2], TTL: micros(v[3]),
+			Remaining: v[4], RetryAfter: micros(v[5]), ResetAfter: micros(v[6]), Pace: micros(v[7]),
+			Outstanding: v[8], Active: v[9],
+			Created: v[10]&flagCreated != 0, Corrupt: v[10]&flagCorrupt != 0, Newer: v[10]&flagNewer != 0,
+			Limit: calls[i].Limit, Version: calls[i].Version, Source: lease.SourceStore,
+		}
+		if g.Newer {
+			if len(tail) < replyLimit {
+				answers[i].Err = fmt.Errorf("%w: reply lacks the newer limit", lease.ErrUnknownOutcome)
+				continue
+			}
+			g.Version = tail[0]
+			g.Limit = limitOf(tail[1], tail[2], tail[3])
+			tail = tail[replyLimit:]
+		}
+		if g.Tokens < 0 || g.Tokens > calls[i].Want || g.Bound < 0 || g.Bound > g.Tokens {
+			answers[i].Err = fmt.Errorf("%w: reply grants %d (bound %d) of %d", lease.ErrUnknownOutcome, g.Tokens, g.Bound, calls[i].Want)
+			continue
+		}
+		answers[i].Grant = g
+	}
+}
+
+// limitOf is the Limit whose Ratio is count per perUS.
+func limitOf(burst, count, perUS int64) lease.Limit {
+	return lease.Limit{Rate: float64(count) / float64(perUS) * 1e6, Burst: burst}
+}
+
+func micros(us int64) time.Duration {
+	const most = int64(1<<63-1) / 1000
+	return time.Duration(max(0, min(us, most))) * time.Microsecond
+}
+
+func isNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
+
+// hasCode reports whether err is an error reply with the code, also where a
+// proxy or an older server put "ERR " or the like before it.
+func hasCode(err error, code string) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && strings.Contains(firstWords(reply.Error()), code)
+}
+
+// firstWords is the part of an error reply where a code can stand.
+func firstWords(s string) string { return s[:min(len(s), 64)] }
