@@ -176,24 +176,28 @@ func newCache(store Store, limits Limits, opts Options, stepped bool) (*Cache, e
 // The error is never about the store. It is ErrClosed, ErrKey, a *CostError,
 // the *LimitError of the key's limit, or ctx's, which is looked at only when
 // the request has to wait. With an error the Decision denies.
-func (c *Cache) Take(ctx context.Context, key string, n int64) (Decision, error) {
+func (c *Cache) Take(ctx context.Context, key string, n int64) (d Decision, err error) {
+	err = c.TakeInto(ctx, key, n, &d)
+	return d, err
+}
+
+// TakeInto is Take that fills in *d, which must be the zero Decision. A
+// Decision is too large for registers, and each function that returns one
+// copies it; those that only call this are inlined.
+func (c *Cache) TakeInto(ctx context.Context, key string, n int64, d *Decision) error {
 	h := c.table.get(key)
 	if h == nil {
-		return c.takeNew(ctx, key, n)
+		var err error
+		if h, err = c.holdingOf(key); err != nil {
+			return err
+		}
 	}
-	return c.take(ctx, h, n)
+	return c.decide(ctx, h, n, d)
 }
 
-func (c *Cache) takeNew(ctx context.Context, key string, n int64) (Decision, error) {
-	h, err := c.holdingOf(key)
-	if err != nil {
-		return Decision{}, err
-	}
-	return c.take(ctx, h, n)
-}
-
-// take is the hot path: one load of the clock, one compare-and-swap.
-func (c *Cache) take(ctx context.Context, h *holding, n int64) (Decision, error) {
+// decide is the hot path: one look at the coarse clock, one compare-and-swap.
+// It fills in *d, which must be the zero Decision.
+func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) error {
 	if n > 0 && c.clock.coarse.Load() < h.spendUntil.Load() {
 		for {
 			left := h.left.Load()
@@ -202,14 +206,17 @@ func (c *Cache) take(ctx context.Context, h *holding, n int64) (Decision, error)
 			}
 			if h.left.CompareAndSwap(left, left-n) {
 				left -= n
+				h.admit(d, left, SourceLease)
 				if left <= h.low.Load() || left%refreshEvery == 0 {
 					c.afterHit(h, left)
 				}
-				return h.admitted(left, SourceLease), nil
+				return nil
 			}
 		}
 	}
-	return c.takeSlow(ctx, h, n)
+	var err error
+	*d, err = c.takeSlow(ctx, h, n)
+	return err
 }
 
 // afterHit does what few hits have to: keep the clock fresh, refill early.
@@ -421,10 +428,11 @@ func (c *Cache) termsOf(l Limit, version int64) (*terms, error) {
 // TakeLimit is Take with key's limit set to l from now on, on this node at
 // once and in the bucket with the next call. The bucket keeps its tokens, up
 // to l's burst; it is not refilled.
-func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (Decision, error) {
+func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (d Decision, err error) {
 	h := c.table.get(key)
 	if h != nil && h.terms.Load().limit == l {
-		return c.take(ctx, h, n)
+		err = c.decide(ctx, h, n, &d)
+		return d, err
 	}
 	t, err := c.termsOf(l, c.opts.Version)
 	if err != nil {
@@ -438,7 +446,8 @@ func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (De
 		h.changeLocked(t)
 	}
 	h.mu.Unlock()
-	return c.take(ctx, h, n)
+	err = c.decide(ctx, h, n, &d)
+	return d, err
 }
 
 // changeLocked puts t in force on this node. What the old limit refused may be
@@ -470,21 +479,24 @@ func (c *Cache) Handle(key string) (*Handle, error) {
 }
 
 // Take is Cache.Take for the handle's key.
-func (k *Handle) Take(ctx context.Context, n int64) (Decision, error) {
+func (k *Handle) Take(ctx context.Context, n int64) (d Decision, err error) {
+	err = k.TakeInto(ctx, n, &d)
+	return d, err
+}
+
+// TakeInto is Cache.TakeInto for the handle's key.
+func (k *Handle) TakeInto(ctx context.Context, n int64, d *Decision) error {
 	h := k.h.Load()
-	if n > 0 && k.c.clock.coarse.Load() < h.spendUntil.Load() {
-		return k.c.take(ctx, h, n)
-	}
-	// An evicted holding has no lease, so this is where to notice.
-	if h.evicted.Load() {
+	// An evicted holding has no lease, so a hit need not look.
+	if k.c.clock.coarse.Load() >= h.spendUntil.Load() && h.evicted.Load() {
 		again, err := k.c.holdingOf(k.key)
 		if err != nil {
-			return Decision{}, err
+			return err
 		}
 		k.h.Store(again)
 		h = again
 	}
-	return k.c.take(ctx, h, n)
+	return k.c.decide(ctx, h, n, d)
 }
 
 const maxDuration = time.Duration(1<<63 - 1)

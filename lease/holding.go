@@ -47,6 +47,7 @@ type holding struct {
 	demandAt, touched    int64
 	lastWant             int64 // of the previous call
 	failures             int64 // failed calls in a row
+	early                int64 // what low is for the last lease held
 	leasing              bool  // the call in flight asks for a lease too
 	paceUntil, failUntil int64
 }
@@ -85,15 +86,21 @@ func (r *refusal) covers(now, n int64) (retryAt int64, ok bool) {
 	return r.pace, now < r.pace
 }
 
-// admitted is the Decision for a request that the current lease admitted,
-// leaving left.
-func (h *holding) admitted(left int64, from Source) Decision {
+// admit fills in d, the zero Decision, for a request that was admitted, leaving
+// left tokens on this node.
+func (h *holding) admit(d *Decision, left int64, from Source) {
 	t := h.terms.Load()
 	remaining := min(left+h.balance.Load(), t.limit.Burst)
-	return Decision{
-		Allowed: true, Source: from, Limit: t.limit, Remaining: remaining,
-		ResetAfter: time.Duration(float64(t.limit.Burst-remaining) * t.nsPerToken),
-	}
+	d.Allowed = true
+	d.Source = from
+	d.Limit = t.limit
+	d.Remaining = remaining
+	d.ResetAfter = time.Duration(float64(t.limit.Burst-remaining) * t.nsPerToken)
+}
+
+func (h *holding) admitted(left int64, from Source) (d Decision) {
+	h.admit(&d, left, from)
+	return d
 }
 
 // denied is the Decision for a request refused until retryAt.
@@ -177,7 +184,17 @@ func (h *holding) settleLocked(c *Cache, now int64) {
 			h.current = b
 			h.left.Store(b.tokens)
 			h.spendUntil.Store(b.deadline - int64(coarseLag))
+			h.armLocked()
 		}
+	}
+}
+
+// armLocked sets when hits are to refill early: near the end of the last lease.
+func (h *holding) armLocked() {
+	if len(h.later) == 0 {
+		h.low.Store(h.early)
+	} else {
+		h.low.Store(-1)
 	}
 }
 

@@ -357,13 +357,15 @@ func (h *holding) paceLocked(c *Cache, now int64, call *Call, g *Grant) {
 		}
 		// Too few for all: everybody waits a period, a little apart.
 		h.paceUntil = now + int64(float64(g.Pace)*(1+rand.Float64()/10))
+		h.early = -1
 		h.low.Store(-1)
 		return
 	}
 	h.paceUntil = 0
 	// Refill early enough that the last token goes when the reply comes.
 	soon := h.demand * (2*float64(c.rtt.Load()) + float64(tick)) / float64(t.period)
-	h.low.Store(min(int64(soon), h.heldLocked()/2))
+	h.early = min(int64(soon), h.heldLocked()/2)
+	h.armLocked()
 }
 
 // serveLocked admits from the leases whoever they suffice for, in order.

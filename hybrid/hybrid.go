@@ -1,0 +1,241 @@
+package hybrid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+	"github.com/hybridlimit/hybridlimit/lua"
+)
+
+// The words of the lease protocol that its users need.
+type (
+	// Limit is Rate tokens per second and Burst tokens at most at one instant.
+	Limit = lease.Limit
+	// Limits tells the limit of each key. A Limit is one: the same for all.
+	Limits = lease.Limits
+	// LimitFunc is a Limits in one function.
+	LimitFunc = lease.LimitFunc
+	// Decision is the answer to one request. The zero Decision denies.
+	Decision = lease.Decision
+	// Source says what made a Decision.
+	Source = lease.Source
+	// Share is how nodes divide a bucket that is too small for all.
+	Share = lease.Share
+	// Policy decides a request for which Redis gave no answer in time.
+	Policy = lease.Policy
+	// Stats is what a Limiter did so far.
+	Stats = lease.Stats
+	// LimitError says which field of a Limit is out of range.
+	LimitError = lease.LimitError
+	// CostError is returned for a cost that can never be admitted.
+	CostError = lease.CostError
+	// Client is what a Limiter needs of go-redis.
+	Client = lua.Client
+)
+
+// What a Decision's Source can be.
+const (
+	SourceNone   = lease.SourceNone   // no decision
+	SourceLease  = lease.SourceLease  // tokens leased earlier: no round trip
+	SourceStore  = lease.SourceStore  // a call to Redis that this request waited for
+	SourceMemory = lease.SourceMemory // memory of a recent refusal: no round trip
+	SourceLimit  = lease.SourceLimit  // the limit denies everything
+	SourcePolicy = lease.SourcePolicy // Options.OnStoreFailure
+	SourceLocal  = lease.SourceLocal  // this node's share, while Redis is down
+)
+
+// How nodes divide a bucket, and what decides when Redis does not answer.
+const (
+	ShareEqual        = lease.ShareEqual
+	ShareProportional = lease.ShareProportional
+	ShareNone         = lease.ShareNone
+
+	Deny  = lease.Deny
+	Allow = lease.Allow
+)
+
+// Errors of a Limiter's methods; compare with errors.Is.
+var (
+	ErrClosed = lease.ErrClosed // the Limiter is closed
+	ErrKey    = lease.ErrKey    // the key is empty
+	ErrCost   = lease.ErrCost   // negative, or over the burst (a *CostError)
+	ErrLimit  = lease.ErrLimit  // out of range (a *LimitError)
+	// ErrUnknownOutcome and ErrNotExecuted come from Refund and Reset alone.
+	ErrUnknownOutcome = lease.ErrUnknownOutcome
+	ErrNotExecuted    = lease.ErrNotExecuted
+)
+
+// PerSecond returns a limit of rate tokens a second and the given burst.
+func PerSecond(rate float64, burst int64) Limit { return Limit{Rate: rate, Burst: burst} }
+
+// PerMinute returns a limit of rate tokens a minute and the given burst.
+func PerMinute(rate float64, burst int64) Limit { return Limit{Rate: rate / 60, Burst: burst} }
+
+// PerHour returns a limit of rate tokens an hour and the given burst.
+func PerHour(rate float64, burst int64) Limit { return Limit{Rate: rate / 3600, Burst: burst} }
+
+// Every returns a limit of one token each interval and the given burst. An
+// interval of 0 or less gives a limit that New refuses.
+func Every(interval time.Duration, burst int64) Limit {
+	return Limit{Rate: 1 / interval.Seconds(), Burst: burst}
+}
+
+// Options are a Limiter's settings. The zero value works.
+type Options struct {
+	// Prefix starts every Redis key. Limiters with the same prefix and key
+	// share a bucket. Default "hybridlimit:"; at most 256 bytes.
+	Prefix string
+	// LeasePeriod is how long one lease of tokens should last: a hot key costs
+	// a node about 1/LeasePeriod Redis calls a second. A key's own period is
+	// at most a third of its time to fill (burst/rate), so that leases never
+	// starve other nodes. It must be the same on all nodes. Tokens held by a
+	// node that dies are missing for at most 4 periods.
+	// Default 250ms; range 2ms to 1h.
+	LeasePeriod time.Duration
+	// RedisTimeout is how long a request waits for Redis before OnStoreFailure
+	// decides it. Default 30ms; range 1ms to 1m.
+	RedisTimeout time.Duration
+	// MaxKeys is how many keys this node remembers at a time. Past it the
+	// least used go, and return their tokens. Default 1048576; range 1 to 2^30.
+	MaxKeys int
+	// MaxWaiters is how many requests of one key may wait for Redis at a time;
+	// OnStoreFailure decides those past it. Default 65536; range 1 to 2^30.
+	MaxWaiters int
+	// Share is how nodes divide a bucket that is too small for all.
+	// Default ShareEqual.
+	Share Share
+	// LimitsVersion numbers the configuration that the limits come from. While
+	// two versions are alive the higher one wins on every node. With 0 the
+	// latest call wins. Default 0; range 0 to 2^53.
+	LimitsVersion int64
+	// OnStoreFailure decides requests while Redis gives no answer: Deny
+	// (default) or Allow, which does not limit at all meanwhile. Temporary: a
+	// node will go on limiting with its share instead.
+	OnStoreFailure Policy
+}
+
+// Limiter limits how often keys are used, over all nodes that share a Redis.
+// It is safe for concurrent use. Make one with New, and Close it.
+type Limiter struct {
+	cache *lease.Cache
+	store *lua.Store
+}
+
+// New returns a Limiter whose buckets are in rdb: a *redis.Client, a Sentinel
+// fail-over client or a *redis.ClusterClient, which stays the caller's to
+// close. limits is one Limit for all keys, or tells each key's. All problems
+// of the arguments come back at once. New does not talk to Redis.
+func New(rdb Client, limits Limits, opts Options) (*Limiter, error) {
+	var errs []error
+	if rdb == nil {
+		errs = append(errs, errors.New("hybrid: rdb is nil: want a go-redis client"))
+	}
+	if len(opts.Prefix) > 256 {
+		errs = append(errs, fmt.Errorf("hybrid: Options.Prefix is %d bytes: want at most 256", len(opts.Prefix)))
+	}
+	var store lease.Store
+	l := &Limiter{}
+	if rdb != nil {
+		l.store = lua.NewStore(rdb, lua.Options{Prefix: opts.Prefix, Timeout: opts.RedisTimeout})
+		store = l.store
+	} else {
+		store = noStore{} // so that the other problems are found too
+	}
+	cache, err := lease.New(store, limits, lease.Options{
+		LeasePeriod: opts.LeasePeriod, Timeout: opts.RedisTimeout,
+		MaxKeys: opts.MaxKeys, MaxWaiters: opts.MaxWaiters, Share: opts.Share,
+		Version: opts.LimitsVersion, OnFailure: opts.OnStoreFailure,
+	})
+	if err != nil || len(errs) > 0 {
+		return nil, errors.Join(append(errs, err)...)
+	}
+	l.cache = cache
+	return l, nil
+}
+
+type noStore struct{}
+
+func (noStore) Acquire(context.Context, []lease.Call) []lease.Answer { return nil }
+
+// Allow decides whether one request on key may go ahead now, and charges a
+// token if so. It never queues for tokens; it waits, at most
+// Options.RedisTimeout, only when this node has to ask Redis.
+//
+// A denial is a Decision, not an error, and so is trouble with Redis
+// (Decision.Source and Stats show it). The error is ErrClosed, ErrKey, the
+// *LimitError of the key's limit, or ctx's own if it ended while the request
+// waited. With any error the Decision denies.
+func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error) {
+	err = l.cache.TakeInto(ctx, key, 1, &d)
+	return d, err
+}
+
+// AllowN is Allow for a request of cost n tokens, all or nothing. A cost of 0
+// is a Peek; one that can never be admitted, negative or over the burst, is a
+// *CostError.
+func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
+	err = l.cache.TakeInto(ctx, key, n, &d)
+	return d, err
+}
+
+// AllowLimit is AllowN with key's limit set to limit from now on, for callers
+// whose requests carry it. When two callers differ the bucket adopts the later
+// one's, keeps its tokens up to the new burst and is never refilled by the
+// change.
+func (l *Limiter) AllowLimit(ctx context.Context, key string, limit Limit, n int64) (Decision, error) {
+	return l.cache.TakeLimit(ctx, key, limit, n)
+}
+
+// Peek tells what a request of cost 1 would meet, without charging anything.
+func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
+	return l.cache.Peek(ctx, key)
+}
+
+// Refund gives back n tokens of a request that was admitted but did not run
+// after all, the sooner the better: the bucket never passes its burst. It
+// waits for Redis. With an error that matches ErrUnknownOutcome or
+// ErrNotExecuted the tokens may be lost, which can only admit less.
+func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
+	return l.cache.Refund(ctx, key, n)
+}
+
+// Reset fills key's bucket, except for what nodes hold as leases. Other nodes
+// notice when their memory of a refusal ends. Errors as Refund.
+func (l *Limiter) Reset(ctx context.Context, key string) error { return l.cache.Reset(ctx, key) }
+
+// Stats returns counters and the token ledger. It visits every key this node
+// remembers: fine at the pace of metrics, not per request.
+func (l *Limiter) Stats() Stats { return l.cache.Stats() }
+
+// Close stops the Limiter and returns its leases to Redis, until ctx ends.
+func (l *Limiter) Close(ctx context.Context) error { return l.cache.Close(ctx) }
+
+// Key is a key that is already looked up: Allow through it saves hashing and
+// looking up the key. It is safe for concurrent use and never goes stale.
+type Key struct {
+	handle *lease.Handle
+}
+
+// Key returns a handle on key. Errors as Allow.
+func (l *Limiter) Key(key string) (*Key, error) {
+	h, err := l.cache.Handle(key)
+	if err != nil {
+		return nil, err
+	}
+	return &Key{h}, nil
+}
+
+// Allow is Limiter.Allow for this key.
+func (k *Key) Allow(ctx context.Context) (d Decision, err error) {
+	err = k.handle.TakeInto(ctx, 1, &d)
+	return d, err
+}
+
+// AllowN is Limiter.AllowN for this key.
+func (k *Key) AllowN(ctx context.Context, n int64) (d Decision, err error) {
+	err = k.handle.TakeInto(ctx, n, &d)
+	return d, err
+}
