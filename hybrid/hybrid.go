@@ -47,6 +47,12 @@ const (
 	SourceLocal  = lease.SourceLocal  // this node's share, while Redis is down
 )
 
+// MaxRate and MaxBurst bound a Limit, in tokens per second and tokens.
+const (
+	MaxRate  = lease.MaxRate
+	MaxBurst = lease.MaxBurst
+)
+
 // How nodes divide a bucket, and what decides when Redis does not answer.
 const (
 	ShareEqual        = lease.ShareEqual
