@@ -2,7 +2,14 @@ package hybrid_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,11 +18,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hybridlimit/hybridlimit/hybrid"
+	"github.com/hybridlimit/hybridlimit/lease"
 )
 
 // bubble runs f in a synctest bubble with the real script in an in-process
 // Redis reached without a socket, so fake time moves for all of it: the
-// server's TIME, key expiry, the client and the node.
+// server's TIME, key expiry, the client and the node. Nodes are closed, and
+// their ledgers checked, when f returns.
 func bubble(t *testing.T, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -23,52 +32,359 @@ func bubble(t *testing.T, f func(t *testing.T, w *world)) {
 		defer m.Close()
 		m.ClockTTL(true)
 		w := &world{t: t, redis: m, start: time.Now()}
-		w.rdb = redis.NewClient(&redis.Options{
-			Dialer:     func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-			MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2, DisableIdentity: true,
-			MaintNotificationsConfig: nil,
-		})
-		defer w.rdb.Close()
+		w.rdb = w.client(nil)
 		f(t, w)
-		for _, l := range w.nodes {
-			l.Close(context.Background())
+		for i, l := range w.nodes {
+			if err := l.Close(context.Background()); err != nil && !errors.Is(err, hybrid.ErrClosed) {
+				t.Errorf("node %d: Close = %v; want nil", i, err)
+			}
+			checkLedger(t, l)
+		}
+		for _, c := range w.clients {
+			c.Close()
 		}
 	})
 }
 
+// checkLedger fails the test unless l's tokens balance. l must be at rest.
+func checkLedger(t *testing.T, l *hybrid.Limiter) {
+	t.Helper()
+	s := l.Stats()
+	if s.Granted != s.Spent+s.Returned+s.Expired+s.Lost+s.Live {
+		t.Errorf("Stats = %+v: Granted is not Spent + Returned + Expired + Lost + Live", s)
+	}
+}
+
 // world is a Redis and the nodes on it, in fake time.
 type world struct {
-	t     *testing.T
-	redis *miniredis.Miniredis
-	rdb   *redis.Client
-	start time.Time
-	nodes []*hybrid.Limiter
+	t       *testing.T
+	redis   *miniredis.Miniredis
+	rdb     *redis.Client
+	start   time.Time
+	nodes   []*hybrid.Limiter
+	clients []*redis.Client
+	skew    time.Duration // how far the server's clock is ahead
+	skewed  bool
+}
+
+// line is a node's connection to Redis: its latency and its faults, changed
+// while it is used. The zero line is perfect.
+type line struct {
+	request, reply atomic.Int64 // nanoseconds each way
+	dead           atomic.Bool  // nothing arrives: dialling fails at once
+	hang           atomic.Bool  // nothing arrives: the client waits in vain
+	loseReply      atomic.Int64 // replies in a thousand that are lost
+	calls          atomic.Int64 // commands sent
+	watch          func(args []any)
+}
+
+func newLine(rtt time.Duration) *line {
+	l := &line{}
+	l.request.Store(int64(rtt / 2))
+	l.reply.Store(int64(rtt - rtt/2))
+	return l
+}
+
+func (l *line) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l *line) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		l.calls.Add(1)
+		if l.watch != nil {
+			l.watch(cmd.Args())
+		}
+		fail := func(err error) error { cmd.SetErr(err); return err }
+		if l.dead.Load() {
+			return fail(&net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")})
+		}
+		if l.hang.Load() {
+			<-ctx.Done()
+			return fail(ctx.Err())
+		}
+		if err := pause(ctx, time.Duration(l.request.Load())); err != nil {
+			return fail(err)
+		}
+		err := next(ctx, cmd)
+		if rand.Int64N(1000) < l.loseReply.Load() {
+			<-ctx.Done()
+			return fail(ctx.Err())
+		}
+		if err := pause(ctx, time.Duration(l.reply.Load())); err != nil {
+			return fail(err)
+		}
+		return err
+	}
+}
+
+func (l *line) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// pause waits for d, or until ctx ends and returns its error.
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// client returns a client of the world's Redis, over l if it is not nil.
+func (w *world) client(l *line) *redis.Client {
+	c := redis.NewClient(&redis.Options{
+		// An address, not a name: the client would look it up outside the bubble.
+		Addr:       "127.0.0.1:6379",
+		Dialer:     func(context.Context, string, string) (net.Conn, error) { return w.redis.Dial() },
+		MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2, DisableIdentity: true,
+		MaintNotificationsConfig: nil,
+	})
+	if l != nil {
+		c.AddHook(l)
+	}
+	w.clients = append(w.clients, c)
+	return c
 }
 
 func (w *world) node(limits hybrid.Limits, opts hybrid.Options) *hybrid.Limiter {
 	w.t.Helper()
-	l, err := hybrid.New(w.rdb, limits, opts)
+	return w.nodeOver(nil, limits, opts)
+}
+
+// nodeOver returns a node that reaches Redis over l, if it is not nil.
+func (w *world) nodeOver(l *line, limits hybrid.Limits, opts hybrid.Options) *hybrid.Limiter {
+	w.t.Helper()
+	rdb := w.rdb
+	if l != nil {
+		rdb = w.client(l)
+	}
+	n, err := hybrid.New(rdb, limits, opts)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.nodes = append(w.nodes, l)
-	return l
+	w.nodes = append(w.nodes, n)
+	return n
 }
 
+// since returns the time since the bubble began.
+func (w *world) since() time.Duration { return time.Since(w.start) }
+
+// stepServer moves the server's wall clock by d, away from everybody else's.
+// From then on only sleep moves it.
+func (w *world) stepServer(d time.Duration) {
+	w.skew += d
+	w.skewed = true
+	w.redis.SetTime(time.Now().Add(w.skew))
+}
+
+// sleep passes d of fake time, on the server too.
+func (w *world) sleep(d time.Duration) {
+	time.Sleep(d)
+	if w.skewed {
+		w.redis.SetTime(time.Now().Add(w.skew))
+	}
+}
+
+// bucket is what Redis holds of one key, as acquire.lua describes it.
+type bucket struct {
+	units, at, epoch, out0, out1, act0, act1, dem0, dem1 int64
+	version, burst, count, perUS, ttl                    int64
+}
+
+// tokens returns the balance in whole tokens, rounded down.
+func (b bucket) tokens() int64 { return b.units / b.perUS }
+
+// out returns the tokens out on lease.
+func (b bucket) out() int64 { return b.out0 + b.out1 }
+
+// parseBucket reads a stored state.
+func parseBucket(state string) (b bucket, err error) {
+	fields := strings.Fields(state)
+	if len(fields) != 15 || fields[0] != "1" {
+		return b, fmt.Errorf("state %q has not 15 fields, the first of them 1", state)
+	}
+	for i, p := range []*int64{
+		&b.units, &b.at, &b.epoch, &b.out0, &b.out1, &b.act0, &b.act1, &b.dem0, &b.dem1,
+		&b.version, &b.burst, &b.count, &b.perUS, &b.ttl,
+	} {
+		if *p, err = strconv.ParseInt(fields[i+1], 10, 64); err != nil {
+			return b, fmt.Errorf("state %q: %w", state, err)
+		}
+	}
+	return b, nil
+}
+
+// redisKey is the name of key's bucket, for keys without special characters.
+func redisKey(key string) string { return "hybridlimit:tb1:{" + key + "}" }
+
+// bucket returns what Redis holds of key.
+func (w *world) bucket(key string) bucket {
+	w.t.Helper()
+	state, err := w.redis.Get(redisKey(key))
+	if err != nil {
+		w.t.Fatalf("state of %q: %v", key, err)
+	}
+	b, err := parseBucket(state)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return b
+}
+
+// trace is what the nodes of a world admitted for one key.
+type trace struct {
+	w     *world
+	limit hybrid.Limit
+
+	mu       sync.Mutex
+	level    *lease.Level
+	admitted int64 // tokens
+	denied   int64 // requests
+}
+
+func (w *world) trace(limit hybrid.Limit) *trace {
+	w.t.Helper()
+	level, err := lease.NewLevel(limit)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return &trace{w: w, limit: limit, level: level}
+}
+
+// add records a decision made now and returns whether it admitted.
+func (tr *trace) add(d hybrid.Decision, n int64) bool {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if !d.Allowed {
+		tr.denied++
+		return false
+	}
+	tr.admitted += n
+	tr.level.Add(tr.w.since(), n)
+	return true
+}
+
+// ask decides and records a request of cost n on l.
+func (tr *trace) ask(l *hybrid.Limiter, key string, n int64) hybrid.Decision {
+	d, err := l.AllowN(context.Background(), key, n)
+	if err != nil {
+		tr.w.t.Errorf("AllowN(%q, %d) at %v = %v; want a decision", key, n, tr.w.since(), err)
+	}
+	tr.add(d, n)
+	return d
+}
+
+// total returns the tokens admitted so far.
+func (tr *trace) total() int64 {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.admitted
+}
+
+// check is the upper bound: in no window were more than burst + rate·t admitted.
+func (tr *trace) check() {
+	tr.w.t.Helper()
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if peak := tr.level.Peak(); peak > float64(tr.limit.Burst) {
+		tr.w.t.Errorf("level %v passed the burst of %v (%d admitted in %v)", peak, tr.limit, tr.admitted, tr.w.since())
+	}
+}
+
+// checkAtLeast is the upper bound and the lower one.
+func (tr *trace) checkAtLeast(want int64) {
+	tr.w.t.Helper()
+	tr.check()
+	if got := tr.total(); got < want {
+		tr.w.t.Errorf("%v admitted %d tokens in %v; want at least %d", tr.limit, got, tr.w.since(), want)
+	}
+}
+
+// checkTotal is the upper bound, and exactly want admitted.
+func (tr *trace) checkTotal(want int64) {
+	tr.w.t.Helper()
+	tr.check()
+	if got := tr.total(); got != want {
+		tr.w.t.Errorf("%v admitted %d tokens in %v; want %d", tr.limit, got, tr.w.since(), want)
+	}
+}
+
+// burst asks n times at this instant for one token.
+func (tr *trace) burst(l *hybrid.Limiter, key string, n int) (admitted int64) {
+	before := tr.total()
+	for range n {
+		tr.ask(l, key, 1)
+	}
+	return tr.total() - before
+}
+
+// every asks l for one token each interval, for d.
+func (tr *trace) every(l *hybrid.Limiter, key string, interval, d time.Duration) (admitted int64) {
+	for range int(d / interval) {
+		if tr.ask(l, key, 1).Allowed {
+			admitted++
+		}
+		tr.w.sleep(interval)
+	}
+	return admitted
+}
+
+// keepsPromise is the third oracle: the request that d refused is refused just
+// before d.RetryAfter has passed and admitted just then.
+func (tr *trace) keepsPromise(l *hybrid.Limiter, key string, n int64, d hybrid.Decision) {
+	tr.w.t.Helper()
+	if d.Allowed || d.RetryAfter < time.Microsecond {
+		tr.w.t.Errorf("%+v: want a refusal with a RetryAfter", d)
+		return
+	}
+	tr.w.sleep(d.RetryAfter - time.Microsecond)
+	if early := tr.ask(l, key, n); early.Allowed {
+		tr.w.t.Errorf("AllowN(%q, %d) 1µs before RetryAfter of %v = %+v; want refused", key, n, d.RetryAfter, early)
+		return
+	}
+	tr.w.sleep(time.Microsecond)
+	if then := tr.ask(l, key, n); !then.Allowed {
+		tr.w.t.Errorf("AllowN(%q, %d) after RetryAfter of %v = %+v; want admitted", key, n, d.RetryAfter, then)
+	}
+}
+
+// together runs f(0), …, f(n-1) at the same instant and waits for all.
+func together(n int, f func(i int)) {
+	var ready, done sync.WaitGroup
+	start := make(chan struct{})
+	ready.Add(n)
+	for i := range n {
+		done.Go(func() {
+			ready.Done()
+			<-start
+			f(i)
+		})
+	}
+	ready.Wait()
+	close(start)
+	done.Wait()
+}
+
+// TestBubble shows that fake time moves for all parts, and that the oracles
+// would notice.
 func TestBubble(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		l := w.node(hybrid.PerSecond(1, 1), hybrid.Options{})
-		n := 0
-		for range 100 {
-			d, err := l.Allow(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d.Allowed {
-				n++
-			}
-			time.Sleep(600 * time.Millisecond)
+		l := w.nodeOver(newLine(2*time.Millisecond), hybrid.PerSecond(1, 1), hybrid.Options{})
+		tr := w.trace(hybrid.PerSecond(1, 1))
+		tr.every(l, "k", 600*time.Millisecond, time.Minute)
+		tr.checkAtLeast(30)
+
+		strict := w.trace(hybrid.PerSecond(0.5, 1))
+		strict.add(hybrid.Decision{Allowed: true}, 1)
+		w.sleep(time.Second)
+		strict.add(hybrid.Decision{Allowed: true}, 1)
+		if peak := strict.level.Peak(); peak != 1.5 {
+			t.Errorf("two tokens in a second at 0.5/s: level = %v; want 1.5", peak)
 		}
-		t.Log(n, l.Stats())
 	})
 }

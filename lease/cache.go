@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -185,25 +186,41 @@ func (c *Cache) Take(ctx context.Context, key string, n int64) (d Decision, err 
 // Decision is too large for registers, and each function that returns one
 // copies it; those that only call this are inlined.
 func (c *Cache) TakeInto(ctx context.Context, key string, n int64, d *Decision) error {
-	h := c.table.get(key)
-	if h == nil {
-		var err error
-		if h, err = c.holdingOf(key); err != nil {
-			return err
+	// table.get and decide by hand: the two calls are a tenth of a hit.
+	hash := maphash.String(c.table.seed, key)
+	s := c.table.shardOf(hash).slots.Load()
+	for h := s.head[hash&s.mask].Load(); h != nil; h = h.next.Load() {
+		if h.hash != hash || h.key != key {
+			continue
 		}
+		if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
+			if left := h.left.Load(); left >= n && h.left.CompareAndSwap(left, left-n) {
+				left -= n
+				h.admit(d, left, SourceLease)
+				if left <= h.low.Load() || left%refreshEvery == 0 {
+					c.afterHit(h, left)
+				}
+				return nil
+			}
+		}
+		return c.decide(ctx, h, n, d)
+	}
+	return c.decideNew(ctx, key, n, d)
+}
+
+func (c *Cache) decideNew(ctx context.Context, key string, n int64, d *Decision) error {
+	h, err := c.holdingOf(key)
+	if err != nil {
+		return err
 	}
 	return c.decide(ctx, h, n, d)
 }
 
-// decide is the hot path: one look at the coarse clock, one compare-and-swap.
-// It fills in *d, which must be the zero Decision.
+// decide is the hot path for a holding: one look at the coarse clock, one
+// compare-and-swap. It fills in *d, which must be the zero Decision.
 func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) error {
-	if n > 0 && c.clock.coarse.Load() < h.spendUntil.Load() {
-		for {
-			left := h.left.Load()
-			if left < n {
-				break
-			}
+	if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
+		for left := h.left.Load(); left >= n; left = h.left.Load() {
 			if h.left.CompareAndSwap(left, left-n) {
 				left -= n
 				h.admit(d, left, SourceLease)

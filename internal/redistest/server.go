@@ -1,0 +1,378 @@
+package redistest
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+const (
+	startTimeout = 10 * time.Second      // from launch to the first answer
+	startPoll    = 5 * time.Millisecond  // between two looks at a starting server
+	startTries   = 10                    // ports tried before Start gives up
+	rebindPause  = 50 * time.Millisecond // between two tries of Restart
+	infoTimeout  = 5 * time.Second       // for one INFO
+	logTail      = 2 << 10               // bytes of server log in a failure
+)
+
+// Ports are drawn below the range from which Linux and most other systems take
+// the local ports of outgoing connections (from 32768 on). A port inside that
+// range could be lost to some connection between Kill and Restart.
+const minPort, maxPort = 12_000, 32_000
+
+// Server is a redis-server process that belongs to one test. Its methods may be
+// called from several goroutines.
+type Server struct {
+	t      testing.TB
+	binary string
+	dir    string
+	args   []string
+	port   int
+
+	mu      sync.Mutex // guards proc
+	proc    *process
+	stopped bool // proc was ended on purpose
+}
+
+// Start runs a redis-server for this test and returns when it answers. The
+// server keeps nothing on disk, listens on 127.0.0.1 only, and ends with the
+// test. args are appended to its command line and win over the defaults, for
+// example "--maxmemory", "2mb"; the port is not theirs to choose.
+//
+// The program is redis-server from PATH, or what the environment variable
+// REDIS_SERVER names. When there is none the test is skipped, or failed when
+// REQUIRE_REDIS=1, so that a build server cannot pass by testing nothing.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s := &Server{t: t, binary: findServer(t, os.Getenv, exec.LookPath), dir: t.TempDir(), args: args}
+	// Registered after TempDir, so it runs before the directory is removed.
+	t.Cleanup(s.end)
+
+	var err error
+	for range startTries {
+		// Somebody else may take the port before the server binds it. Then the
+		// server exits at once, and another port is as good.
+		if s.port, err = freePort(t.Context()); err != nil {
+			continue
+		}
+		if err = s.launch(); err == nil {
+			return s
+		}
+	}
+	t.Fatalf("redistest: start %s: %v", s.binary, err)
+	return nil
+}
+
+// host is the part of testing.TB that findServer needs, so that a test can
+// watch it skip without being skipped.
+type host interface {
+	Helper()
+	Skipf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// findServer returns the path of the server binary, or ends the test: skipped
+// when there is no Redis here, failed when the environment promised one.
+func findServer(t host, getenv func(string) string, lookPath func(string) (string, error)) string {
+	t.Helper()
+	named := getenv("REDIS_SERVER")
+	path, err := lookPath(cmp.Or(named, "redis-server"))
+	switch {
+	case err == nil:
+		return path
+	case named != "":
+		// Skipping here would hide a misspelt path for ever.
+		t.Fatalf("redistest: REDIS_SERVER = %q: %v", named, err)
+	case getenv("REQUIRE_REDIS") == "1":
+		t.Fatalf("redistest: REQUIRE_REDIS=1, but %v; %s", err, installHint)
+	default:
+		t.Skipf("redistest: %v; %s", err, installHint)
+	}
+	return ""
+}
+
+const installHint = "install it with `apt-get install redis-server` or `brew install redis`," +
+	" or name a binary in REDIS_SERVER"
+
+// freePort returns a loopback port that nothing listened on a moment ago.
+func freePort(ctx context.Context) (int, error) {
+	port := minPort + rand.N(maxPort-minPort)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", loopback(port))
+	if err != nil {
+		return 0, err
+	}
+	return port, l.Close()
+}
+
+func loopback(port int) string {
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+}
+
+// launch starts the process on s.port and waits until it answers. On an error
+// nothing is left running.
+func (s *Server) launch() error {
+	path := filepath.Join(s.dir, "redis.log")
+	log, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer log.Close() //nolint:errcheck // the child has its own descriptor
+
+	args := append([]string{
+		"--port", strconv.Itoa(s.port),
+		"--bind", "127.0.0.1",
+		"--dir", s.dir,
+		"--save", "",
+		"--appendonly", "no",
+		"--daemonize", "no",
+	}, s.args...)
+	p, err := launchProcess(s.binary, args, log)
+	if err != nil {
+		return err
+	}
+	if err := s.waitReady(p); err != nil {
+		p.kill()
+		return fmt.Errorf("%w\n%s", err, tail(path))
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.proc, s.stopped = p, false
+	return nil
+}
+
+// waitReady returns nil once p itself answers on s.port.
+func (s *Server) waitReady(p *process) error {
+	for deadline := time.Now().Add(startTimeout); time.Now().Before(deadline); {
+		select {
+		case <-p.done:
+			return fmt.Errorf("exited before it answered: %w", cmp.Or(p.err, errExitedCleanly))
+		case <-time.After(startPoll):
+		}
+		if answers(s.Addr(), p.pid()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("no answer on %s within %v", s.Addr(), startTimeout)
+}
+
+// errExitedCleanly stands in for the nil error of a process with status 0.
+var errExitedCleanly = errors.New("exit status 0")
+
+// answers reports whether the server with this process id is ready on addr. The
+// id matters: when two test binaries draw the same port, the loser must not
+// take the winner's PONG for its own.
+func answers(addr string, pid int) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer conn.Close() //nolint:errcheck // nothing was promised on it
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return false
+	}
+	if _, err := io.WriteString(conn, "PING\r\nINFO server\r\n"); err != nil {
+		return false
+	}
+	r := bufio.NewReader(conn)
+	pong, err := readValue(r)
+	if err != nil {
+		return false
+	}
+	if strings.HasPrefix(string(pong), "-NOAUTH") {
+		return true // started with a password: it is up, and will say no more
+	}
+	info, err := readValue(r)
+	return err == nil && string(pong) == "+PONG\r\n" &&
+		strings.Contains(string(info), fmt.Sprintf("\r\nprocess_id:%d\r\n", pid))
+}
+
+// tail returns the end of a log file for a failure message.
+func tail(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data[max(0, len(data)-logTail):])
+}
+
+// Addr returns the server's "127.0.0.1:port". It stays the same over restarts.
+func (s *Server) Addr() string { return loopback(s.port) }
+
+// URL returns the server's address as "redis://127.0.0.1:port".
+func (s *Server) URL() string { return "redis://" + s.Addr() }
+
+// Client returns a client of this server with [Options], closed when t ends.
+func (s *Server) Client(t testing.TB) *redis.Client {
+	t.Helper()
+	return newClient(t, s.Addr())
+}
+
+// Options returns client options for tests: no retries, so a call is sent once
+// and its fault is seen; contexts are obeyed; time-outs of one second, which is
+// far above a loopback call and yet ends a hopeless test soon. The only set-up
+// command on a new connection is HELLO.
+func Options(addr string) *redis.Options {
+	return &redis.Options{
+		Addr:                  addr,
+		Protocol:              2,
+		MaxRetries:            -1,
+		ContextTimeoutEnabled: true,
+		DialTimeout:           time.Second,
+		DialerRetries:         1,
+		ReadTimeout:           time.Second,
+		WriteTimeout:          time.Second,
+		PoolTimeout:           time.Second,
+		DisableIdentity:       true,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	}
+}
+
+func newClient(t testing.TB, addr string) *redis.Client {
+	t.Helper()
+	c := redis.NewClient(Options(addr))
+	t.Cleanup(func() {
+		// A test may have closed it already, to see what a closed client does.
+		if err := c.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
+			t.Errorf("redistest: close client of %s: %v", addr, err)
+		}
+	})
+	return c
+}
+
+// Kill ends the server as a crash would (SIGKILL), paused or not, and returns
+// when it is gone. Its connections are reset and its data is lost. Killing a
+// dead server does nothing.
+func (s *Server) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.killLocked()
+}
+
+func (s *Server) killLocked() {
+	s.stopped = true
+	if s.proc != nil {
+		s.proc.kill()
+	}
+}
+
+// Restart kills the server if it still runs, and starts it on the same port
+// with the same arguments: no keys, no loaded scripts, a new run id. It returns
+// when the new server answers.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Kill()
+	var err error
+	// The port was ours a moment ago, but it is nobody's property meanwhile.
+	for range startTries {
+		if err = s.launch(); err == nil {
+			return
+		}
+		time.Sleep(rebindPause)
+	}
+	t.Fatalf("redistest: restart on %s: %v", s.Addr(), err)
+}
+
+// Pause stops the server where it stands (SIGSTOP): connections stay open, new
+// ones are accepted by the kernel, and nothing answers until [Server.Resume].
+func (s *Server) Pause() { s.signal(pauseSignal) }
+
+// Resume lets a paused server go on (SIGCONT). It then answers everything that
+// was sent to it meanwhile, also for callers that gave up long ago.
+func (s *Server) Resume() { s.signal(resumeSignal) }
+
+func (s *Server) signal(sig os.Signal) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sig == nil {
+		s.t.Skip("redistest: this system cannot pause a process")
+	}
+	if err := s.proc.cmd.Process.Signal(sig); err != nil {
+		s.t.Errorf("redistest: send %v: %v", sig, err)
+	}
+}
+
+// end is the cleanup of Start. A server that died by itself fails the test,
+// for otherwise its crash would pass as an injected fault.
+func (s *Server) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proc != nil && !s.stopped {
+		select {
+		case <-s.proc.done:
+			s.t.Errorf("redistest: server on %s died: %v\n%s", s.Addr(),
+				cmp.Or(s.proc.err, errExitedCleanly), tail(filepath.Join(s.dir, "redis.log")))
+		default:
+		}
+	}
+	s.killLocked()
+}
+
+// Info returns one section of INFO, for example "clients", as field → value.
+func (s *Server) Info(t testing.TB, section string) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), infoTimeout)
+	defer cancel()
+	// A client of its own: a pooled connection would not survive a restart, and
+	// an idle one would count as a client that the test did not open.
+	opt := Options(s.Addr())
+	opt.ReadTimeout = infoTimeout
+	c := redis.NewClient(opt)
+	defer c.Close() //nolint:errcheck // the answer is in, or the test fails
+	text, err := c.Info(ctx, section).Result()
+	if err != nil {
+		t.Fatalf("redistest: INFO %s of %s: %v", section, s.Addr(), err)
+	}
+	return parseInfo(text)
+}
+
+func parseInfo(text string) map[string]string {
+	fields := make(map[string]string)
+	for line := range strings.Lines(text) {
+		// Section titles ("# Clients") and empty lines have no colon.
+		if key, value, ok := strings.Cut(strings.TrimRight(line, "\r\n"), ":"); ok {
+			fields[key] = value
+		}
+	}
+	return fields
+}
+
+// CommandCalls returns how often the server has executed a command since it
+// started, as INFO commandstats counts it: also when the reply was lost, and
+// when it was called inside a script. The name is in lower case; a subcommand is
+// written "script|load". A command never called counts 0.
+func (s *Server) CommandCalls(t testing.TB, name string) int64 {
+	t.Helper()
+	// The value reads "calls=3,usec=71,usec_per_call=23.67,…".
+	stat, ok := s.Info(t, "commandstats")["cmdstat_"+name]
+	if !ok {
+		return 0
+	}
+	calls, _, _ := strings.Cut(strings.TrimPrefix(stat, "calls="), ",")
+	n, err := strconv.ParseInt(calls, 10, 64)
+	if err != nil {
+		t.Fatalf("redistest: commandstats of %s = %q: %v", name, stat, err)
+	}
+	return n
+}

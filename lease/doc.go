@@ -1,0 +1,105 @@
+// Package lease is the node's side of the lease protocol, and the words both
+// sides share. A Store (Redis, in package lua) holds one bucket of tokens per
+// key. Each node leases batches of tokens from it, admits requests from memory
+// with them, and reports what it spent. It imports the standard library alone.
+//
+// # The promise
+//
+// In any window of length t, all nodes together admit at most
+//
+//	burst + rate·t
+//
+// tokens of a key. Equivalently, the level, a leaky bucket that drains at rate
+// and is fed by what was admitted, never passes burst (type Level). A request
+// that waited for the store counts at the instant the store charged it, which
+// lies between the call and its return; one admitted from a lease counts at
+// its decision on the node.
+//
+// The promise needs a store that keeps its state. What it costs to lose some is
+// in the table below.
+//
+// # Terms
+//
+//   - key: what is limited, a string. limit: rate (tokens per second) and burst
+//     (tokens) of a key. token: the right to one unit of cost.
+//   - lease: tokens that a node may spend until a deadline. grant: the store's
+//     answer that makes one. want: how many a node would like; need: how many it
+//     must have. demand: the tokens asked of a node per lease period.
+//   - renew: to lease again before the last lease is spent. return: to give
+//     unspent tokens back. expire: to pass the deadline unspent.
+//   - period: how long a lease should last, T. TTL: how long it may be spent,
+//     2·T, less 5 %. epoch: a stretch of one TTL (2·T) of the store's clock.
+//   - outstanding: leased tokens that are not yet reported spent or returned.
+//   - pace: the store's word that a node should not ask again before a period
+//     is over. deny: to refuse a request. retry after: how long until the same
+//     request would be met if nobody else asked.
+//   - share: a node's part of what is there. debt: tokens charged after the
+//     fact. over-admission: what was admitted beyond the promise.
+//   - fallback: what a node limits with while the store is down (package
+//     fallback). node: one process with a limiter.
+//
+// # Why it holds
+//
+// Let b be the balance in the bucket, O the tokens out on live leases, Ô the
+// store's count of them. The store keeps three rules, in this order, in every
+// call:
+//
+//  1. Advance b to now along db/dt = rate while b + Ô < burst, else 0, with Ô as
+//     it was before this call. Leases of an epoch are dropped from Ô when the
+//     next epoch ends.
+//  2. Then take reports off Ô, each token at most once and only when it can no
+//     longer be spent on its node; add returned tokens to b.
+//  3. Then grant g ≤ b: b falls by g, Ô rises by g.
+//
+// O ≤ Ô always: a grant raises both together; a report lowers Ô only by tokens
+// that left O; an epoch is dropped no earlier than one TTL after its last
+// grant, when every node's deadline (0.95·TTL after it *sent* the call) has
+// passed. b + Ô ≤ burst always: rule 1 stops there, a grant or a return keeps
+// the sum, a report or a drop lowers it. So Φ = b + O ≤ burst. Φ rises only by
+// refill, at most rate·dt, and falls by what is admitted and what is lost;
+// granting and returning do not change it. Over any window of length t,
+// admitted = Φ(start) − Φ(end) + refill − lost ≤ burst + rate·t. ∎
+//
+// The order is part of the proof. Reports first would let the refill of the
+// whole interval see an Ô from its end: lease the burst, spend it ten seconds
+// later, report, and the bucket has refilled for those ten seconds as if
+// nothing had been out: twice the burst at one instant.
+//
+// Tokens for requests that already wait when a call is sent never are a lease:
+// the store charges them as spent at once (Call.Bound).
+//
+// # What it costs
+//
+// Outstanding tokens count against the burst, so a key can be used at its full
+// rate only if its burst covers what is on the way: about 2·rate·T. Hence T is
+// at most burst/(3·rate). Where that is no longer than a few round trips, or a
+// node is asked for fewer than two tokens a period, no lease is taken: each
+// round trip serves all requests that wait (coalesced-direct), and the next
+// waits for it. With leases a hot key costs a node about 1/T calls a second,
+// whatever its traffic; that includes an exhausted key (pace).
+//
+// # What may be admitted beyond the promise
+//
+//	the store loses a key (eviction, FLUSHALL, a fail-over)   ≤ burst, each time
+//	the store's clock jumps ahead by j                        ≤ min(burst, rate·j) + Ô
+//	a limit is lowered to (burst', rate') at x                burst' + rate'·t + Ô(x) in all
+//	an admitted request is refunded though it ran             what was refunded
+//	the machine sleeps between ticks of the watchdog (1 ms)   the leases of that node
+//	a node's clock runs more than 5 % slow                    the leases of that node
+//
+// A node reads a coarse clock on a hit. It is believed only when the deadline
+// is at least 50 ms off, and set anew by every 64th hit besides the ticker.
+//
+// # What is lost
+//
+// A call is sent at most once. If its outcome stays unknown, the reports in it
+// are not sent again and the tokens it may have been granted are not used: both
+// come back by themselves when their epoch is dropped, within 2 TTLs. A node
+// that dies takes its leases along for as long. Both only admit less.
+//
+// # Locks
+//
+// A shard's mutex (table), then a holding's, then Cache.send's or the wheel's.
+// Never two of a kind. Hits take none. No callback and no store call runs under
+// a lock.
+package lease
