@@ -258,7 +258,8 @@ func sum(batches []batch) (n int64) {
 }
 
 // drainLocked takes every live token off the node, to be returned.
-func (h *holding) drainLocked(c *Cache) (returned int64) {
+func (h *holding) drainLocked(c *Cache) {
+	returned := int64(0)
 	if h.current.deadline != 0 {
 		b := h.closeLocked(c)
 		h.later = append(h.later, b)
@@ -271,7 +272,6 @@ func (h *holding) drainLocked(c *Cache) (returned int64) {
 	}
 	h.later = h.later[:0]
 	c.ledger.returned.Add(returned)
-	return returned
 }
 
 // demandLocked brings the estimate of tokens asked per lease period up to now:
@@ -285,79 +285,4 @@ func (h *holding) demandLocked(now int64, period time.Duration) float64 {
 	h.demand += float64(h.arrived + h.refused.Swap(0))
 	h.arrived = 0
 	return h.demand
-}
-
-// waiter is a request that waits for a call to the store.
-type waiter struct {
-	n    int64
-	done chan struct{} // receives once, when decided
-	// decided, decision and failed are guarded by the holding's mu until done.
-	decided    bool
-	aboard     bool // in a call that is in flight
-	gone       bool // left while aboard
-	decision   Decision
-	prev, next *waiter
-	timer      *time.Timer
-}
-
-var waiterPool = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
-
-func newWaiter(n int64) *waiter {
-	w := waiterPool.Get().(*waiter)
-	w.n, w.decided, w.aboard, w.gone, w.decision = n, false, false, false, Decision{}
-	return w
-}
-
-func (w *waiter) decide(d Decision) {
-	w.decided, w.decision = true, d
-	w.done <- struct{}{}
-}
-
-// waiters is a queue of them, first in first out.
-type waiters struct {
-	head, tail *waiter
-	len        int
-	tokens     int64
-}
-
-func (q *waiters) push(w *waiter) {
-	w.prev, w.next = q.tail, nil
-	if q.tail != nil {
-		q.tail.next = w
-	} else {
-		q.head = w
-	}
-	q.tail = w
-	q.len++
-	q.tokens += w.n
-}
-
-func (q *waiters) remove(w *waiter) {
-	if w.prev != nil {
-		w.prev.next = w.next
-	} else {
-		q.head = w.next
-	}
-	if w.next != nil {
-		w.next.prev = w.prev
-	} else {
-		q.tail = w.prev
-	}
-	w.prev, w.next = nil, nil
-	q.len--
-	q.tokens -= w.n
-}
-
-// pushFront puts all of other before q's own, in their order.
-func (q *waiters) pushFront(other waiters) {
-	if other.head == nil {
-		return
-	}
-	if q.head != nil {
-		other.tail.next, q.head.prev = q.head, other.tail
-		other.tail = q.tail
-	}
-	other.len += q.len
-	other.tokens += q.tokens
-	*q = other
 }

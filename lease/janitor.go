@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -117,6 +116,8 @@ func (c *Cache) visit(h *holding, now int64) {
 	idle := h.arrived == 0 && h.refused.Load() == 0 && now-h.demandAt >= int64(t.period)
 	h.demandLocked(now, t.period)
 	if idle && !h.flying {
+		// Off the node at once: with no holding to visit the coarse clock stops.
+		h.drainLocked(c)
 		h.giveBack = true
 		c.launchLocked(h)
 		return
@@ -152,9 +153,14 @@ func (h *holding) dropLocked(c *Cache) {
 func (c *Cache) makeRoom() {
 	for c.table.count.Load() >= int64(c.opts.MaxKeys) {
 		now := c.clock.now()
-		h := c.table.evict(64, func(h *holding) bool { return c.evictable(h, now, idleAfter) })
+		// First keys long unused, then any without a lease (in a flood of new
+		// keys those are the flood's), then any.
+		h := c.table.evict(64, func(h *holding) bool { return c.evictable(h, now, idleAfter, false) })
 		if h == nil {
-			h = c.table.evict(c.opts.MaxKeys, func(h *holding) bool { return c.evictable(h, now, 0) })
+			h = c.table.evict(1024, func(h *holding) bool { return c.evictable(h, now, 0, false) })
+		}
+		if h == nil {
+			h = c.table.evict(c.opts.MaxKeys, func(h *holding) bool { return c.evictable(h, now, 0, true) })
 		}
 		if h == nil {
 			return // every key has a call in flight; one too many is no harm
@@ -167,8 +173,9 @@ func (c *Cache) makeRoom() {
 	}
 }
 
-// evictable takes h out of use if it was idle that long and no request waits.
-func (c *Cache) evictable(h *holding, now int64, idle time.Duration) bool {
+// evictable takes h out of use if it was idle that long, no request waits, and
+// it has no lease or leased keys may go too.
+func (c *Cache) evictable(h *holding, now int64, idle time.Duration, leased bool) bool {
 	if !h.mu.TryLock() {
 		return false
 	}
@@ -177,7 +184,7 @@ func (c *Cache) evictable(h *holding, now int64, idle time.Duration) bool {
 		return false
 	}
 	h.settleLocked(c, now)
-	if idle > 0 && h.heldLocked() > 0 {
+	if !leased && h.heldLocked() > 0 {
 		return false
 	}
 	h.gone = true
@@ -198,7 +205,7 @@ func (c *Cache) Close(ctx context.Context) error {
 		h.mu.Lock()
 		h.settleLocked(c, c.clock.now())
 		h.drainLocked(c)
-		h.decideAll(&h.queue, Decision{})
+		h.queue.giveUp()
 		if len(h.unreported) > 0 && !h.flying {
 			h.flying = true
 			open = append(open, h)
@@ -222,58 +229,5 @@ func (c *Cache) Close(ctx context.Context) error {
 		c.giveUp()
 		<-stopped
 		return errors.Join(errors.New("lease: not all leases were returned"), ctx.Err())
-	}
-}
-
-// ledger counts tokens and calls. granted = spent + returned + expired + lost +
-// live, at rest.
-type ledger struct {
-	granted, spent, returned, expired, lost atomic.Int64
-	calls, trips, notExecuted, unknown      atomic.Int64
-}
-
-type counts struct {
-	denied, failed, evicted, suspended atomic.Int64
-}
-
-// Stats is what a Cache did so far. Tokens balance: Granted = Spent + Returned
-// + Expired + Lost + Live.
-type Stats struct {
-	Granted  int64 // tokens the store granted
-	Spent    int64 // admitted with
-	Returned int64 // given back unused
-	Expired  int64 // unused at their deadline
-	Lost     int64 // granted for a request that had left, or by a late reply
-	Live     int64 // still to be spent
-
-	Calls       int64 // calls to the store, one per key
-	Trips       int64 // round trips that carried them
-	NotExecuted int64 // calls the store certainly did not carry out
-	Unknown     int64 // calls whose outcome is unknown
-	Denied      int64 // requests refused
-	Failed      int64 // requests decided by Options.OnFailure
-	Keys        int64 // keys held
-	Evicted     int64 // keys evicted to make room
-	Suspended   int64 // times the machine slept, and all leases were dropped
-}
-
-// Stats returns the counters. It visits every key: call it as often as metrics
-// are scraped, not per request.
-func (c *Cache) Stats() Stats {
-	var live int64
-	c.table.each(func(h *holding) bool {
-		h.mu.Lock()
-		h.settleLocked(c, c.clock.now())
-		live += h.heldLocked()
-		h.mu.Unlock()
-		return true
-	})
-	l := &c.ledger
-	return Stats{
-		Granted: l.granted.Load(), Spent: l.spent.Load(), Returned: l.returned.Load(),
-		Expired: l.expired.Load(), Lost: l.lost.Load(), Live: live,
-		Calls: l.calls.Load(), Trips: l.trips.Load(), NotExecuted: l.notExecuted.Load(), Unknown: l.unknown.Load(),
-		Denied: c.counts.denied.Load(), Failed: c.counts.failed.Load(),
-		Keys: c.table.count.Load(), Evicted: c.counts.evicted.Load(), Suspended: c.counts.suspended.Load(),
 	}
 }

@@ -197,7 +197,7 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 // reportLocked moves the newest two epochs' tallies into call. They leave the
 // node here: if the outcome stays unknown they are not sent again, and the
 // store forgets those epochs by itself.
-func (h *holding) reportLocked(call *Call, now int64) (any bool) {
+func (h *holding) reportLocked(call *Call, now int64) (some bool) {
 	keep := h.unreported[:0]
 	for _, u := range h.unreported {
 		if now < u.forget {
@@ -217,9 +217,9 @@ func (h *holding) reportLocked(call *Call, now int64) (any bool) {
 		h.reporting[i] = h.unreported[newest]
 		h.unreported[newest] = h.unreported[last]
 		h.unreported = h.unreported[:last]
-		any = true
+		some = true
 	}
-	return any
+	return some
 }
 
 // finish applies the answer to call and reports whether h needs another.
@@ -238,7 +238,7 @@ func (h *holding) finish(c *Cache, sent, now int64, call *Call, answer *Answer) 
 	if c.closed.Load() {
 		// Close found this call in flight and left the books to it.
 		h.drainLocked(c)
-		h.decideAll(&h.queue, Decision{})
+		h.queue.giveUp()
 		h.giveBack = answer.Err == nil && len(h.unreported) > 0
 	}
 	if h.queue.len > 0 || h.refill || h.giveBack {
@@ -268,18 +268,8 @@ func (h *holding) failLocked(c *Cache, now int64, aboard waiters, err error) {
 	h.failures++
 	h.failUntil = now + int64(float64(wait)*(1+rand.Float64()/4))
 	h.refill = false
-	h.decideAll(&aboard, Decision{})
-	h.decideAll(&h.queue, Decision{})
-}
-
-// decideAll gives everybody in q the same decision.
-func (h *holding) decideAll(q *waiters, d Decision) {
-	for w := q.head; w != nil; w = q.head {
-		q.remove(w)
-		if !w.gone {
-			w.decide(d)
-		}
-	}
+	aboard.giveUp()
+	h.queue.giveUp()
 }
 
 // applyLocked books a grant and serves those who wait.
@@ -342,7 +332,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	}
 	h.queue.pushFront(aboard)
 	h.serveLocked(c, now)
-	h.refuseLocked(c, now, call, g)
+	h.refuseLocked(now, call, g)
 }
 
 // paceLocked decides when the next call for more may be made.
@@ -390,7 +380,7 @@ func (h *holding) serveLocked(c *Cache, now int64) {
 }
 
 // refuseLocked remembers a refusal and refuses those it covers.
-func (h *holding) refuseLocked(c *Cache, now int64, call *Call, g *Grant) {
+func (h *holding) refuseLocked(now int64, call *Call, g *Grant) {
 	if call.Want == 0 {
 		return // a look, or a report
 	}
