@@ -95,13 +95,15 @@ func (c *Cache) TakeInto(ctx context.Context, key string, n int64, d *Decision) 
 			continue
 		}
 		if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
-			if left := h.left.Load(); left >= n && h.left.CompareAndSwap(left, left-n) {
-				left -= n
+			if left := h.left.Load() - n; left >= 0 {
 				h.admit(d, left, SourceLease)
-				if left <= h.low.Load() || left%refreshEvery == 0 {
-					c.afterHit(h, left)
+				low := h.low.Load()
+				if h.left.CompareAndSwap(left+n, left) {
+					if left <= low || left%refreshEvery == 0 {
+						c.afterHit(h, left)
+					}
+					return nil
 				}
-				return nil
 			}
 		}
 		return c.decide(ctx, h, n, d)
@@ -121,11 +123,13 @@ func (c *Cache) decideNew(ctx context.Context, key string, n int64, d *Decision)
 // compare-and-swap. It fills in *d, which must be the zero Decision.
 func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) error {
 	if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
-		for left := h.left.Load(); left >= n; left = h.left.Load() {
-			if h.left.CompareAndSwap(left, left-n) {
-				left -= n
-				h.admit(d, left, SourceLease)
-				if left <= h.low.Load() || left%refreshEvery == 0 {
+		for left := h.left.Load() - n; left >= 0; left = h.left.Load() - n {
+			// Filled in before it is true: the swap waits for all earlier stores,
+			// so whoever copies *d next does not have to wait for them again.
+			h.admit(d, left, SourceLease)
+			low := h.low.Load()
+			if h.left.CompareAndSwap(left+n, left) {
+				if left <= low || left%refreshEvery == 0 {
 					c.afterHit(h, left)
 				}
 				return nil

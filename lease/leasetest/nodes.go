@@ -1,0 +1,292 @@
+package leasetest
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+// Nodes is some nodes on one Store in virtual time, stepped by the test, with
+// every oracle attached: hours of traffic take as long as their decisions do.
+// Not for concurrent use.
+type Nodes struct {
+	Clock *Clock
+	Trace *Trace
+	Store lease.Store
+
+	t     testing.TB
+	rand  *rand.Rand
+	start time.Duration
+	limit lease.Limits
+	nodes []stepped
+	extra float64 // tokens that Check allows on top of the burst
+}
+
+type stepped struct {
+	lease.Stepped
+	link *Link
+	skew time.Duration // how far the node's own clock is ahead of the others'
+	next time.Duration // when it has a visit to make, on its own clock
+	at   time.Duration // where its clock stands
+	dead bool
+}
+
+const noVisit = time.Duration(math.MaxInt64)
+
+// NewNodes returns n nodes with these limits and options on a Store of b.
+func NewNodes(t testing.TB, b Backend, n int, limits lease.Limits, opts lease.Options) *Nodes {
+	t.Helper()
+	clock := NewClock()
+	w := &Nodes{
+		Clock: clock, Trace: NewTrace(limits), Store: b.Virtual(t, clock),
+		t: t, rand: rand.New(rand.NewPCG(1, 2)), start: clock.Now(), limit: limits,
+	}
+	for range n {
+		w.Add(opts)
+	}
+	return w
+}
+
+// Add adds a node, with opts and the limits of all, and returns its number.
+func (w *Nodes) Add(opts lease.Options) int {
+	w.t.Helper()
+	i := len(w.nodes)
+	link := &Link{Store: w.Store}
+	link.Carried = func(call lease.Call, answer lease.Answer) { w.carried(i, call, answer) }
+	node, err := lease.NewStepped(link, w.limit, opts)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.nodes = append(w.nodes, stepped{Stepped: node, link: link, next: noVisit})
+	w.step(i)
+	return i
+}
+
+// Now returns the time since the start.
+func (w *Nodes) Now() time.Duration { return w.Clock.Now() - w.start }
+
+// Node returns node i.
+func (w *Nodes) Node(i int) lease.Stepped { return w.nodes[i].Stepped }
+
+// Link returns node i's way to the store.
+func (w *Nodes) Link(i int) *Link { return w.nodes[i].link }
+
+// Skew sets node i's own clock ahead, and leaves it there.
+func (w *Nodes) Skew(i int, ahead time.Duration) {
+	w.nodes[i].skew = ahead
+	w.step(i)
+}
+
+// Kill ends node i as a crash would: what it holds is gone.
+func (w *Nodes) Kill(i int) { w.nodes[i].dead = true }
+
+// Stop closes node i: its leases go back.
+func (w *Nodes) Stop(i int) {
+	w.t.Helper()
+	w.step(i)
+	if err := w.nodes[i].Close(context.Background()); err != nil {
+		w.t.Errorf("node %d: Close = %v: want nil", i, err)
+	}
+	w.nodes[i].dead = true
+}
+
+// Advance moves time on by d. What nodes have to do on the way, such as giving
+// back an idle lease, each does at its time.
+func (w *Nodes) Advance(d time.Duration) { w.until(w.Clock.Now() + d) }
+
+func (w *Nodes) until(end time.Duration) {
+	for {
+		first, at := -1, end
+		for i := range w.nodes {
+			n := &w.nodes[i]
+			if n.dead || n.next == noVisit {
+				continue
+			}
+			// At its time or, if that was missed, now.
+			if next := max(w.start+n.next-n.skew, w.Clock.Now()); next <= at && (first < 0 || next < at) {
+				first, at = i, next
+			}
+		}
+		if first < 0 {
+			break
+		}
+		w.Clock.Set(at)
+		w.step(first)
+	}
+	w.Clock.Set(end)
+}
+
+// step brings node i's clock up to now and lets it make the visits due.
+func (w *Nodes) step(i int) {
+	n := &w.nodes[i]
+	if n.dead {
+		return
+	}
+	n.at = w.Now() + n.skew
+	n.Advance(n.at)
+	n.look()
+}
+
+// look notes when the node has its next visit to make.
+func (n *stepped) look() {
+	n.next = noVisit
+	if next, ok := n.Next(); ok {
+		n.next = next
+	}
+}
+
+// Take decides a request on node i, now, and records it.
+func (w *Nodes) Take(i int, key string, n int64) lease.Decision {
+	w.t.Helper()
+	w.step(i)
+	d, err := w.nodes[i].Take(context.Background(), key, n)
+	w.nodes[i].look()
+	if err != nil {
+		w.t.Fatalf("at %v: node %d: Take(%q, %d) = %v: want no error", w.Now(), i, key, n, err)
+	}
+	w.Trace.Record(w.Now(), key, n, d)
+	return d
+}
+
+// Offer asks for cost tokens of key again and again for d, on each node demand
+// tokens a second (0 for none), at random instants as independent users do. It
+// returns the tokens each node admitted.
+func (w *Nodes) Offer(d time.Duration, key string, cost int64, demand []float64) (admitted []int64) {
+	w.t.Helper()
+	admitted = make([]int64, len(w.nodes))
+	end := w.Clock.Now() + d
+	arrives := make([]time.Duration, len(demand))
+	gap := func(i int) time.Duration {
+		if demand[i] <= 0 {
+			return math.MaxInt64 / 4
+		}
+		return max(1, time.Duration(w.rand.ExpFloat64()*float64(cost)/demand[i]*1e9))
+	}
+	for i := range arrives {
+		arrives[i] = w.Clock.Now() + gap(i)
+	}
+	for {
+		first := 0
+		for i := range arrives {
+			if arrives[i] < arrives[first] {
+				first = i
+			}
+		}
+		if arrives[first] >= end {
+			break
+		}
+		w.until(arrives[first])
+		arrives[first] += gap(first)
+		if w.Take(first, key, cost).Allowed {
+			admitted[first] += cost
+		}
+	}
+	w.until(end)
+	return admitted
+}
+
+// Calls returns how many calls the nodes made to the store.
+func (w *Nodes) Calls() (calls int64) {
+	for i := range w.nodes {
+		calls += w.nodes[i].link.Counts().Calls
+	}
+	return calls
+}
+
+// Outstanding asks the store for its own count of key's leased tokens.
+func (w *Nodes) Outstanding(key string) int64 {
+	w.t.Helper()
+	g, err := w.peek(key)
+	if err != nil {
+		w.t.Fatalf("at %v: look at %q = %v: want no error", w.Now(), key, err)
+	}
+	return g.Outstanding
+}
+
+// peek looks at key as a node with an old configuration would: it changes
+// nothing.
+func (w *Nodes) peek(key string) (lease.Grant, error) {
+	a := w.Store.Acquire(context.Background(), []lease.Call{{Key: key, Limit: w.limit.For(key), TTL: time.Millisecond, LastEpoch: -1, Version: -1}})[0]
+	return a.Grant, a.Err
+}
+
+// Live returns the tokens that node i may still spend.
+func (w *Nodes) Live(i int) int64 {
+	w.step(i)
+	return w.nodes[i].Stats().Live
+}
+
+// Allow lets Check admit that many tokens over the burst.
+func (w *Nodes) Allow(extra float64) { w.extra = extra }
+
+// Check ends a run: the level never passed the burst, every token is accounted
+// for, and no node had two calls for a key under way. It returns the tokens
+// granted by replies that no node heard.
+func (w *Nodes) Check() (inTransit int64) {
+	w.t.Helper()
+	w.Trace.CheckWithin(w.t, w.extra)
+	var granted int64
+	stats := make([]lease.Stats, len(w.nodes))
+	for i := range w.nodes {
+		w.step(i)
+		counts := w.nodes[i].link.Counts()
+		granted += counts.Granted
+		stats[i] = w.nodes[i].Stats()
+		if counts.InFlight > 1 {
+			w.t.Errorf("node %d: %d calls for a key under way at a time: want 1", i, counts.InFlight)
+		}
+	}
+	return CheckLedger(w.t, granted, stats...)
+}
+
+// carried checks, at each call, the two invariants that the bound rests on: the
+// store's count of outstanding tokens is never less than the truth, and balance
+// and outstanding together never pass the burst.
+func (w *Nodes) carried(i int, call lease.Call, answer lease.Answer) {
+	if answer.Err != nil || w.extra != 0 || len(w.nodes) > 10 {
+		return // a faulty run; or too dear to ask all nodes each time
+	}
+	g := answer.Grant
+	if room := call.Limit.Burst - g.Outstanding; !g.Newer && g.Remaining > max(0, room) {
+		w.t.Errorf("at %v: node %d: remaining %d + outstanding %d: want at most the burst, %d", w.Now(), i, g.Remaining, g.Outstanding, call.Limit.Burst)
+	}
+	live := g.Tokens - g.Bound // about to be held by i
+	for j := range w.nodes {
+		n := &w.nodes[j]
+		if !n.dead && n.at == w.Now()+n.skew && n.Stats().Keys <= 1 {
+			live += n.Stats().Live
+		}
+	}
+	if live > g.Outstanding {
+		w.t.Errorf("at %v: node %d: outstanding = %d by the store, %d in truth: want no less than the truth", w.Now(), i, g.Outstanding, live)
+	}
+}
+
+// CheckPromise fails t unless a denial keeps its word: a request of n tokens on
+// node i is denied, the same request RetryAfter later is admitted, and one a
+// microsecond before that is not. setup makes the same nodes each time, with
+// nobody else asking.
+func CheckPromise(t testing.TB, setup func() *Nodes, i int, key string, n int64) (retryAfter time.Duration) {
+	t.Helper()
+	for _, early := range []time.Duration{0, time.Microsecond} {
+		w := setup()
+		d := w.Take(i, key, n)
+		if d.Allowed {
+			t.Fatalf("at %v: Take(%d) = %+v: want a denial", w.Now(), n, d)
+		}
+		if d.RetryAfter <= early {
+			t.Fatalf("at %v: Take(%d) = %+v: want a wait", w.Now(), n, d)
+		}
+		retryAfter = d.RetryAfter
+		w.Advance(d.RetryAfter - early)
+		if again := w.Take(i, key, n); again.Allowed != (early == 0) {
+			t.Errorf("Take(%d) %v before the %v promised = %+v: want allowed = %v", n, early, d.RetryAfter, again, early == 0)
+		}
+		w.Check()
+	}
+	return retryAfter
+}
