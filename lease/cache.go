@@ -28,11 +28,12 @@ type Cache struct {
 		pending []*holding
 		senders int
 	}
-	wheel  wheel
-	dog    watchdog
-	rtt    atomic.Int64 // smoothed round trip, nanoseconds
-	ledger ledger
-	counts counts
+	waiters sync.Pool // of *waiter
+	wheel   wheel
+	dog     watchdog
+	rtt     atomic.Int64 // smoothed round trip, nanoseconds
+	ledger  ledger
+	counts  counts
 
 	base    context.Context // ends when Close gives up; parent of every call
 	giveUp  context.CancelFunc
@@ -223,7 +224,7 @@ func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, 
 		h.mu.Unlock()
 		return c.onFailure(h), nil
 	}
-	w := newWaiter(n)
+	w := c.newWaiter(n)
 	h.queue.push(w)
 	h.arrived += n
 	c.launchLocked(h)
@@ -256,7 +257,7 @@ func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, err
 	if !w.aboard {
 		h.queue.remove(w)
 		h.mu.Unlock()
-		waiterPool.Put(w)
+		c.waiters.Put(w)
 	} else {
 		// Aboard: its tokens are spent in the store already, if it has any. The
 		// reply finds nobody and drops w; it must not go back to the pool.
@@ -271,7 +272,7 @@ func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, err
 
 func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {
 	d := w.decision
-	waiterPool.Put(w)
+	c.waiters.Put(w)
 	switch d.Source {
 	case SourceNone:
 		if c.closed.Load() {

@@ -60,6 +60,9 @@ type batch struct {
 	forget   int64 // when its epoch means nothing to the store any more
 }
 
+// uncounted is the epoch of tokens that the store charged as spent.
+const uncounted = -1
+
 // tally is a Report in the making.
 type tally struct {
 	Report
@@ -118,6 +121,9 @@ func (h *holding) denied(now, retryAt int64, from Source) Decision {
 
 // tallyLocked returns the tally of an epoch.
 func (h *holding) tallyLocked(epoch, forget int64) *tally {
+	if epoch == uncounted {
+		return &tally{} // the store has booked these
+	}
 	for i := range h.unreported {
 		if h.unreported[i].Epoch == epoch {
 			h.unreported[i].forget = max(h.unreported[i].forget, forget)
@@ -265,7 +271,11 @@ func (h *holding) drainLocked(c *Cache) {
 		h.later = append(h.later, b)
 	}
 	for _, b := range h.later {
-		if b.tokens > 0 {
+		switch {
+		case b.tokens == 0:
+		case b.epoch == uncounted:
+			c.ledger.lost.Add(b.tokens)
+		default:
 			h.tallyLocked(b.epoch, b.forget).Returned += b.tokens
 			returned += b.tokens
 		}

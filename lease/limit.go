@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"strconv"
 	"time"
 )
 
@@ -35,7 +36,9 @@ type Limit struct {
 }
 
 // String returns the limit as "10/s burst 20".
-func (l Limit) String() string { return fmt.Sprintf("%g/s burst %d", l.Rate, l.Burst) }
+func (l Limit) String() string {
+	return fmt.Sprintf("%s/s burst %d", strconv.FormatFloat(l.Rate, 'f', -1, 64), l.Burst)
+}
 
 // Zero reports whether the limit denies everything.
 func (l Limit) Zero() bool { return l.Rate == 0 || l.Burst == 0 }

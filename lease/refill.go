@@ -289,15 +289,14 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	bound := g.Bound
 	for w := aboard.head; w != nil && bound >= w.n && w.n > 0; w = aboard.head {
 		aboard.remove(w)
-		bound -= w.n
 		if w.gone {
-			c.ledger.lost.Add(w.n)
-			continue
+			continue // bound keeps his tokens
 		}
+		bound -= w.n
 		c.ledger.spent.Add(w.n)
 		w.decide(h.admitted(h.heldLocked(), g.Source))
 	}
-	c.ledger.lost.Add(bound)
+	h.keepLocked(c, sent, now, bound, g)
 
 	// The lease. Its deadline counts from before the call was sent, so a reply
 	// that comes later than that is worth nothing.
@@ -332,7 +331,27 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	}
 	h.queue.pushFront(aboard)
 	h.serveLocked(c, now)
-	h.refuseLocked(now, call, g)
+	h.refuseLocked(sent, now, call, g)
+}
+
+// keepLocked keeps n tokens that were charged for requests that have left. The
+// store does not count them as outstanding, so they must not be there once the
+// bucket could have been full without them: until then every balance it ever
+// had is one that a bucket which never charged them could have had too, less n.
+func (h *holding) keepLocked(c *Cache, sent, now, n int64, g *Grant) {
+	if n == 0 {
+		return
+	}
+	t := h.terms.Load()
+	room := t.limit.Burst - (g.Remaining + 1) - g.Outstanding - n
+	deadline := sent + int64(min(g.TTL, t.timeFor(room)))
+	if room <= 0 || now >= deadline || h.gone || c.closed.Load() {
+		c.ledger.lost.Add(n)
+		return
+	}
+	h.later = append(h.later, batch{epoch: uncounted, tokens: n, deadline: deadline})
+	h.settleLocked(c, now)
+	c.watchLocked(h, now)
 }
 
 // paceLocked decides when the next call for more may be made.
@@ -341,7 +360,7 @@ func (h *holding) paceLocked(c *Cache, now int64, call *Call, g *Grant) {
 	if !h.leasing {
 		return
 	}
-	if g.Tokens < call.Want {
+	if g.Pace > 0 {
 		if g.Tokens == 0 && g.Remaining > 0 {
 			return // too few for this cost; a smaller one may still ask
 		}
@@ -380,7 +399,7 @@ func (h *holding) serveLocked(c *Cache, now int64) {
 }
 
 // refuseLocked remembers a refusal and refuses those it covers.
-func (h *holding) refuseLocked(now int64, call *Call, g *Grant) {
+func (h *holding) refuseLocked(sent, now int64, call *Call, g *Grant) {
 	if call.Want == 0 {
 		return // a look, or a report
 	}
@@ -388,6 +407,7 @@ func (h *holding) refuseLocked(now int64, call *Call, g *Grant) {
 		h.denial.Store(nil)
 		return
 	}
+	t := h.terms.Load()
 	r := &refusal{cost: max(1, call.Need), retryAt: now + int64(g.RetryAfter), pace: h.paceUntil}
 	if g.RetryAfter > 0 {
 		// Half the wait, so that a give-back or a raised limit is noticed: at
@@ -396,7 +416,13 @@ func (h *holding) refuseLocked(now int64, call *Call, g *Grant) {
 		if wait < time.Hour*24*365 {
 			wait = time.Duration(float64(wait) * (1 + rand.Float64()/4))
 		}
-		r.until = now + int64(min(g.RetryAfter, wait))
+		if g.Outstanding > 0 {
+			// Whatever others hold is back, or has expired, within a TTL.
+			wait = min(wait, 2*t.period)
+		}
+		// From the send, not the reply: asked for again then, the store is
+		// reached when the token is there, not a round trip later.
+		r.until = max(now+1, sent+int64(min(g.RetryAfter, wait)))
 	}
 	if h.leasing {
 		// A saturated key is asked for once a period, not once a token.

@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"sync"
 	"time"
 )
 
@@ -18,10 +17,13 @@ type waiter struct {
 	timer      *time.Timer
 }
 
-var waiterPool = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
-
-func newWaiter(n int64) *waiter {
-	w := waiterPool.Get().(*waiter)
+// newWaiter takes a waiter from the cache's own pool: a channel made in one
+// testing/synctest bubble must not turn up in another.
+func (c *Cache) newWaiter(n int64) *waiter {
+	w, _ := c.waiters.Get().(*waiter)
+	if w == nil {
+		w = &waiter{done: make(chan struct{}, 1)}
+	}
 	w.n, w.decided, w.aboard, w.gone, w.decision = n, false, false, false, Decision{}
 	return w
 }

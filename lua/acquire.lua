@@ -162,28 +162,36 @@ for i = 1, #KEYS do
     dirty = true
   end
 
-  -- 5. Grant.
+  -- 5. Grant: at most a fair share of the refill, or of a bucket that has more
+  -- what the others would leave, and of that, beyond what waits, half.
   local avail = floor(units / per)
+  local flow, period = burst, floor(ttl / 2)
+  if period <= floor(burst * per / count) then flow = floor(period * count / per) end
+  local fair, others = 0, 0
+  if share == 0 then
+    local n = max(1, act0, act1)
+    fair = floor(flow / n)
+    others = (n - 1) * fair
+  elseif share == 1 then
+    local all = max(1, dem0, dem1)
+    fair = floor(flow * min(demand, all) / all)
+    others = flow - fair
+  end
   local granted, at_once = 0, 0
   if avail > 0 and avail >= need and want > 0 then
-    local cap = avail
-    local flow, period = burst, floor(ttl / 2)
-    if period <= floor(burst * per / count) then flow = floor(period * count / per) end
-    if share == 0 then
-      local n = max(1, act0, act1)
-      local fair = floor(flow / n)
-      cap = max(fair, avail - (n - 1) * fair)
-    elseif share == 1 then
-      local all = max(1, dem0, dem1)
-      local fair = floor(flow * min(demand, all) / all)
-      cap = max(fair, avail - (flow - fair))
+    local waiting, most = need, avail
+    if need > 0 then waiting = max(need, floor(min(avail, bound) / need) * need) end
+    if share < 2 then
+      most = max(fair, min(avail - others, waiting + floor((avail - waiting + 1) / 2)))
     end
-    granted = min(avail, max(need, min(want, cap)))
+    granted = min(avail, max(need, min(want, most)))
     if need > 0 then at_once = floor(min(granted, bound) / need) * need end
     units = units - granted * per
     out0 = out0 + granted - at_once
     dirty = true
   end
+  local pace = 0
+  if granted < want and floor(units / per) <= others then pace = period end
 
   -- 6. How long until `need` would be met, leases holding up refill.
   local goal, wait = max(1, need), NEVER
@@ -215,8 +223,6 @@ for i = 1, #KEYS do
     flags = flags + 4
     for _, x in ipairs({ version, burst, count, per }) do tail[#tail + 1] = x end
   end
-  local pace = 0
-  if granted < want then pace = floor(ttl / 2) end
   for _, x in ipairs({ granted, at_once, epoch, floor(ttl * 95 / 100), max(0, floor(units / per)),
     wait, fill, pace, out0 + out1, max(1, act0, act1), flags }) do
     reply[#reply + 1] = x

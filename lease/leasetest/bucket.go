@@ -78,8 +78,19 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 
 	// Grant.
 	avail := floorDiv(b.units, b.perUS)
+	fair, others := b.shares(call)
 	if avail > 0 && avail >= call.Need && call.Want > 0 {
-		g.Tokens = min(avail, max(call.Need, min(call.Want, b.shareOf(avail, call))))
+		waiting := call.Need
+		if call.Need > 0 {
+			waiting = max(waiting, min(avail, call.Bound)/call.Need*call.Need)
+		}
+		most := avail
+		if call.Share != lease.ShareNone {
+			// Beyond what waits no more than half: the end of a bucket that hardly
+			// refills is not to be stranded on whoever asked first.
+			most = max(fair, min(avail-others, waiting+(avail-waiting+1)/2))
+		}
+		g.Tokens = min(avail, max(call.Need, min(call.Want, most)))
 		if call.Need > 0 {
 			g.Bound = min(g.Tokens, call.Bound) / call.Need * call.Need
 		}
@@ -87,7 +98,8 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 		b.out0 += g.Tokens - g.Bound
 		dirty = true
 	}
-	if g.Tokens < call.Want {
+	// Too few for all, and no more than the others' part is left: wait a period.
+	if g.Tokens < call.Want && floorDiv(b.units, b.perUS) <= others {
 		g.Pace = micros(b.ttl / 2)
 	}
 
@@ -249,26 +261,25 @@ func (b *Bucket) active(call lease.Call) bool {
 	return true
 }
 
-// shareOf returns the most the caller should get of avail tokens.
-func (b *Bucket) shareOf(avail int64, call lease.Call) int64 {
+// shares returns the caller's fair part of what the rate gives in one lease
+// period, in tokens, and the part of the other active nodes.
+func (b *Bucket) shares(call lease.Call) (fair, others int64) {
 	period := b.ttl / 2
-	// What the rate gives in one lease period, in tokens; at most the burst.
 	flow := b.burst
 	if period <= (b.burst*b.perUS)/b.count {
 		flow = period * b.count / b.perUS
 	}
-	n := max(1, b.act0, b.act1)
 	switch call.Share {
 	case lease.ShareEqual:
-		fair := flow / n
-		return max(fair, avail-(n-1)*fair)
+		n := max(1, b.act0, b.act1)
+		fair = flow / n
+		return fair, (n - 1) * fair
 	case lease.ShareProportional:
 		all := max(1, b.dem0, b.dem1)
-		mine := min(max(1, call.Demand), all)
-		fair := mulDiv(flow, mine, all)
-		return max(fair, avail-(flow-fair))
+		fair = mulDiv(flow, min(max(1, call.Demand), all), all)
+		return fair, flow - fair
 	}
-	return avail
+	return 0, 0
 }
 
 // waitFor returns the microseconds until the balance reaches n tokens if no

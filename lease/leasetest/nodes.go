@@ -23,7 +23,8 @@ type Nodes struct {
 	start time.Duration
 	limit lease.Limits
 	nodes []stepped
-	extra float64 // tokens that Check allows on top of the burst
+	last  map[string]lease.Call // the last call carried out for a key
+	extra float64               // tokens that Check allows on top of the burst
 }
 
 type stepped struct {
@@ -31,7 +32,6 @@ type stepped struct {
 	link *Link
 	skew time.Duration // how far the node's own clock is ahead of the others'
 	next time.Duration // when it has a visit to make, on its own clock
-	at   time.Duration // where its clock stands
 	dead bool
 }
 
@@ -43,7 +43,7 @@ func NewNodes(t testing.TB, b Backend, n int, limits lease.Limits, opts lease.Op
 	clock := NewClock()
 	w := &Nodes{
 		Clock: clock, Trace: NewTrace(limits), Store: b.Virtual(t, clock),
-		t: t, rand: rand.New(rand.NewPCG(1, 2)), start: clock.Now(), limit: limits,
+		t: t, rand: rand.New(rand.NewPCG(1, 2)), start: clock.Now(), limit: limits, last: map[string]lease.Call{},
 	}
 	for range n {
 		w.Add(opts)
@@ -126,8 +126,7 @@ func (w *Nodes) step(i int) {
 	if n.dead {
 		return
 	}
-	n.at = w.Now() + n.skew
-	n.Advance(n.at)
+	n.Advance(w.Now() + n.skew)
 	n.look()
 }
 
@@ -197,21 +196,20 @@ func (w *Nodes) Calls() (calls int64) {
 	return calls
 }
 
-// Outstanding asks the store for its own count of key's leased tokens.
-func (w *Nodes) Outstanding(key string) int64 {
+// Look asks the store about key without a change: its Remaining and Outstanding.
+// Some node must have called for key before.
+func (w *Nodes) Look(key string) lease.Grant {
 	w.t.Helper()
-	g, err := w.peek(key)
-	if err != nil {
-		w.t.Fatalf("at %v: look at %q = %v: want no error", w.Now(), key, err)
+	last, ok := w.last[key]
+	if !ok {
+		w.t.Fatalf("look at %q: no call was made for it yet", key)
 	}
-	return g.Outstanding
-}
-
-// peek looks at key as a node with an old configuration would: it changes
-// nothing.
-func (w *Nodes) peek(key string) (lease.Grant, error) {
-	a := w.Store.Acquire(context.Background(), []lease.Call{{Key: key, Limit: w.limit.For(key), TTL: time.Millisecond, LastEpoch: -1, Version: -1}})[0]
-	return a.Grant, a.Err
+	look := lease.Call{Key: key, Limit: last.Limit, Version: last.Version, TTL: last.TTL, LastEpoch: -1}
+	a := w.Store.Acquire(context.Background(), []lease.Call{look})[0]
+	if a.Err != nil {
+		w.t.Fatalf("at %v: look at %q = %v: want no error", w.Now(), key, a.Err)
+	}
+	return a.Grant
 }
 
 // Live returns the tokens that node i may still spend.
@@ -247,6 +245,7 @@ func (w *Nodes) Check() (inTransit int64) {
 // store's count of outstanding tokens is never less than the truth, and balance
 // and outstanding together never pass the burst.
 func (w *Nodes) carried(i int, call lease.Call, answer lease.Answer) {
+	w.last[call.Key] = call
 	if answer.Err != nil || w.extra != 0 || len(w.nodes) > 10 {
 		return // a faulty run; or too dear to ask all nodes each time
 	}
@@ -257,8 +256,15 @@ func (w *Nodes) carried(i int, call lease.Call, answer lease.Answer) {
 	live := g.Tokens - g.Bound // about to be held by i
 	for j := range w.nodes {
 		n := &w.nodes[j]
-		if !n.dead && n.at == w.Now()+n.skew && n.Stats().Keys <= 1 {
-			live += n.Stats().Live
+		now := w.Now() + n.skew
+		if n.dead || j != i && n.next <= now {
+			continue // about to make a visit of its own
+		}
+		if j != i {
+			n.Advance(now)
+		}
+		if s := n.Stats(); s.Keys == 1 {
+			live += s.Live
 		}
 	}
 	if live > g.Outstanding {

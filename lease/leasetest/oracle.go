@@ -64,6 +64,16 @@ func (r *Trace) Admitted(key string) int64 {
 	return 0
 }
 
+// Refused returns how many tokens of key were refused.
+func (r *Trace) Refused(key string) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if k := r.keys[key]; k != nil {
+		return k.refused
+	}
+	return 0
+}
+
 // Peak returns the highest level of key so far.
 func (r *Trace) Peak(key string) float64 {
 	r.mu.Lock()
