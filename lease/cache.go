@@ -166,7 +166,7 @@ func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64) (Decision, er
 		return Decision{}, &CostError{Cost: n, Burst: t.limit.Burst}
 	}
 	// A remembered refusal, before any lock: refused requests are the flood.
-	if r := h.denial.Load(); r != nil && n > 0 && h.left.Load() < n {
+	if r := h.denial.Load(); r != nil && n > 0 && h.left.Load() < n && !h.more.Load() {
 		now := c.clock.now()
 		if retryAt, ok := r.covers(now, n); ok && !c.closed.Load() {
 			h.refused.Add(n)

@@ -68,6 +68,15 @@
 // Tokens for requests that already wait when a call is sent never are a lease:
 // the store charges them as spent at once (Call.Bound).
 //
+// The tokens of a request that left while its call was on the way stay on the
+// node for another, though the store booked them as spent. Let X be all such
+// tokens alive. A node keeps n of them for a TTL only if b + Ô after their
+// charge + n + rate·TTL ≤ burst. Later charges have lowered b by what they keep,
+// so the earliest of those alive says that b + Ô + X ≤ burst. A bucket that had
+// never made these charges holds V = b + Ô + W, and W ≥ X: a charge adds the same
+// to both, and W shrinks only while V stands at the burst, when W = burst −
+// (b + Ô) ≥ X. So whatever they admit, V could have admitted.
+//
 // # What it costs
 //
 // Outstanding tokens count against the burst, so a key can be used at its full

@@ -21,6 +21,7 @@ type holding struct {
 	left       atomic.Int64            // tokens of the current lease
 	spendUntil atomic.Int64            // its deadline less coarseLag; 0: no lease
 	low        atomic.Int64            // refill early when left falls to this; -1: do not
+	more       atomic.Bool             // there are leases after the current one
 	evicted    atomic.Bool             // gone, readable without mu
 	balance    atomic.Int64            // what the bucket had when last asked
 	terms      atomic.Pointer[terms]   // the limit in force
@@ -72,21 +73,32 @@ type tally struct {
 // refusal remembers that the store had no tokens. It never covers a cost below
 // the one that was refused, and ends early enough to notice a give-back.
 type refusal struct {
-	cost    int64
-	until   int64 // refuse cost and more until then
-	retryAt int64 // what to tell those refused
-	pace    int64 // refuse everything until then: no call for more before that
+	cost       int64
+	until      int64   // refuse cost and more until then
+	pace       int64   // refuse everything until then: no call for more before that
+	metAt      int64   // when the bucket would have cost tokens
+	nsPerToken float64 // and how long each further one takes
 }
 
-// covers reports whether n tokens are to be refused at now, and until when.
+// covers reports whether n tokens are to be refused at now, and when they would
+// be met if nobody else asked.
 func (r *refusal) covers(now, n int64) (retryAt int64, ok bool) {
-	if r == nil {
+	if r == nil || now >= r.pace && (n < r.cost || now >= r.until) {
 		return 0, false
 	}
-	if n >= r.cost && now < r.until {
-		return max(r.retryAt, r.pace), true
+	return max(r.pace, now+1, r.metFor(n)), true
+}
+
+// metFor returns when the bucket would have n tokens, saturating.
+func (r *refusal) metFor(n int64) int64 {
+	at := float64(r.metAt) + float64(n-r.cost)*r.nsPerToken
+	if at >= float64(math.MaxInt64) {
+		return math.MaxInt64
 	}
-	return r.pace, now < r.pace
+	if n == r.cost {
+		return r.metAt // exactly
+	}
+	return int64(math.Ceil(at))
 }
 
 // admit fills in d, the zero Decision, for a request that was admitted, leaving
@@ -164,9 +176,14 @@ func (h *holding) closeLocked(c *Cache) batch {
 }
 
 // settleLocked drops leases past their deadline and makes the oldest live one
-// the current one.
+// the current one. Every change of later ends with it.
 func (h *holding) settleLocked(c *Cache, now int64) {
 	h.countLocked(c)
+	h.promoteLocked(c, now)
+	h.more.Store(len(h.later) > 0)
+}
+
+func (h *holding) promoteLocked(c *Cache, now int64) {
 	for {
 		switch {
 		case h.current.deadline != 0 && now >= h.current.deadline:
@@ -281,7 +298,27 @@ func (h *holding) drainLocked(c *Cache) {
 		}
 	}
 	h.later = h.later[:0]
+	h.more.Store(false)
 	c.ledger.returned.Add(returned)
+}
+
+// trimLocked takes off the node what the current lease will not need before its
+// deadline, for the next call to return: an expired token may be reported too
+// late to count.
+func (h *holding) trimLocked(c *Cache, now int64, period time.Duration) {
+	rest := h.current.deadline - now
+	if h.current.deadline == 0 || h.current.epoch == uncounted || rest > int64(period) || len(h.later) > 0 {
+		return
+	}
+	need := int64(math.Ceil(h.demand*float64(rest)/float64(period))) + 1
+	for left := h.left.Load(); left > need; left = h.left.Load() {
+		if h.left.CompareAndSwap(left, need) {
+			h.current.tokens -= left - need
+			h.tallyLocked(h.current.epoch, h.current.forget).Returned += left - need
+			c.ledger.returned.Add(left - need)
+			return
+		}
+	}
 }
 
 // demandLocked brings the estimate of tokens asked per lease period up to now:

@@ -122,6 +122,7 @@ func (c *Cache) visit(h *holding, now int64) {
 		c.launchLocked(h)
 		return
 	}
+	h.trimLocked(c, now, t.period)
 	c.watchLocked(h, now)
 	h.mu.Unlock()
 }
@@ -144,6 +145,7 @@ func (h *holding) dropLocked(c *Cache) {
 	}
 	c.ledger.lost.Add(sum(h.later))
 	h.later = h.later[:0]
+	h.more.Store(false)
 	h.unreported = h.unreported[:0]
 	h.denial.Store(nil)
 	h.paceUntil, h.failUntil = 0, 0
@@ -207,7 +209,7 @@ func (c *Cache) Close(ctx context.Context) error {
 		h.drainLocked(c)
 		h.queue.giveUp()
 		if len(h.unreported) > 0 && !h.flying {
-			h.flying = true
+			h.flying, h.giveBack = true, true
 			open = append(open, h)
 		}
 		h.mu.Unlock()

@@ -43,7 +43,8 @@ type Options struct {
 	// decides it. Default 30ms; range 1ms to 1m.
 	Timeout time.Duration
 	// MaxKeys is how many keys a node remembers. Past it the least used go,
-	// and return their tokens. Default 1048576; range 1 to 2^30.
+	// and return their tokens. A key takes about half a kilobyte. Default
+	// 262144; range 1 to 2^30.
 	MaxKeys int
 	// MaxWaiters is how many requests of one key may wait for the store at a
 	// time; OnFailure decides those past it. Default 65536; range 1 to 2^30.
@@ -68,7 +69,7 @@ func (o *Options) setDefaults() {
 		o.Timeout = 30 * time.Millisecond
 	}
 	if o.MaxKeys == 0 {
-		o.MaxKeys = 1 << 20
+		o.MaxKeys = 1 << 18
 	}
 	if o.MaxWaiters == 0 {
 		o.MaxWaiters = 1 << 16

@@ -133,9 +133,9 @@ func (c *Cache) observe(rtt int64) {
 // leases reports whether it pays to lease a key: the period is long against a
 // round trip, and there are several requests in one. Otherwise each round trip
 // serves those who wait, and nothing is stranded.
-func (c *Cache) leases(t *terms, demand float64) bool {
+func (c *Cache) leases(t *terms, demand float64, need int64) bool {
 	shortest := max(2*time.Millisecond, 3*time.Duration(c.rtt.Load()))
-	return !t.tooSmall && t.period >= shortest && demand >= minLease
+	return !t.tooSmall && t.period >= shortest && demand >= minLease*float64(max(1, need))
 }
 
 // begin builds the call that h has reason to make; ok is false if there is none.
@@ -168,12 +168,13 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 		}
 		call.Want = call.Bound + h.queue.tokens
 	}
-	h.leasing = (call.Want > 0 || h.refill) && now >= h.paceUntil && c.leases(t, demand) && !h.gone && !c.closed.Load()
+	h.leasing = (call.Want > 0 || h.refill) && now >= h.paceUntil && c.leases(t, demand, call.Need) && !h.gone && !c.closed.Load()
 	if !h.leasing {
 		call.Share = ShareNone // a share of what? those who wait take turns
 	} else {
-		// A retry storm inflates demand: let want no more than double.
-		want := min(int64(math.Ceil(demand)), t.limit.Burst/2, 2*h.lastWant+call.Need+1)
+		// The estimate is taken when a request has just come: half of it is one
+		// too many. A retry storm inflates it: let want no more than double.
+		want := min(int64(math.Ceil(demand-float64(max(1, call.Need))/2)), t.limit.Burst/2, 2*h.lastWant+call.Need+1)
 		h.lastWant = max(want, minLease)
 		call.Want += want
 	}
@@ -284,20 +285,6 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 		}
 	}
 
-	// Those the store charged. One who left meanwhile has his tokens lost: they
-	// count as spent there, so keeping them would admit them twice.
-	bound := g.Bound
-	for w := aboard.head; w != nil && bound >= w.n && w.n > 0; w = aboard.head {
-		aboard.remove(w)
-		if w.gone {
-			continue // bound keeps his tokens
-		}
-		bound -= w.n
-		c.ledger.spent.Add(w.n)
-		w.decide(h.admitted(h.heldLocked(), g.Source))
-	}
-	h.keepLocked(c, sent, now, bound, g)
-
 	// The lease. Its deadline counts from before the call was sent, so a reply
 	// that comes later than that is worth nothing.
 	if leased := g.Tokens - g.Bound; leased > 0 {
@@ -314,6 +301,20 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 			}
 		}
 	}
+
+	// Those the store charged. Their Decision counts the lease as remaining, so
+	// it is there first.
+	bound := g.Bound
+	for w := aboard.head; w != nil && bound >= w.n && w.n > 0; w = aboard.head {
+		aboard.remove(w)
+		if w.gone {
+			continue // bound keeps his tokens
+		}
+		bound -= w.n
+		c.ledger.spent.Add(w.n)
+		w.decide(h.admitted(h.heldLocked(), g.Source))
+	}
+	h.keepLocked(c, sent, now, bound, g)
 	h.paceLocked(c, now, call, g)
 
 	// Those whom the store could not serve, then those who came meanwhile.
@@ -325,7 +326,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 			aboard.remove(w)
 		case w.n == 0:
 			aboard.remove(w)
-			w.decide(h.looked(now, now+int64(g.RetryAfter), g.Source))
+			w.decide(h.looked(now, saturate(now, g.RetryAfter), g.Source))
 		}
 		w = next
 	}
@@ -335,23 +336,24 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 }
 
 // keepLocked keeps n tokens that were charged for requests that have left. The
-// store does not count them as outstanding, so they must not be there once the
-// bucket could have been full without them: until then every balance it ever
-// had is one that a bucket which never charged them could have had too, less n.
+// store does not count them as outstanding, so there may be no more than fit into
+// the bucket beside what it has by the time they are spent: doc.go, Why it holds.
 func (h *holding) keepLocked(c *Cache, sent, now, n int64, g *Grant) {
 	if n == 0 {
 		return
 	}
 	t := h.terms.Load()
-	room := t.limit.Burst - (g.Remaining + 1) - g.Outstanding - n
-	deadline := sent + int64(min(g.TTL, t.timeFor(room)))
-	if room <= 0 || now >= deadline || h.gone || c.closed.Load() {
-		c.ledger.lost.Add(n)
-		return
+	room := float64(t.limit.Burst-(g.Remaining+1)-g.Outstanding) - float64(g.TTL)/t.nsPerToken
+	keep := min(n, int64(math.Floor(room)))
+	deadline := sent + int64(g.TTL)
+	if keep <= 0 || now >= deadline || h.gone || c.closed.Load() {
+		keep = 0
+	} else {
+		h.later = append(h.later, batch{epoch: uncounted, tokens: keep, deadline: deadline})
+		h.settleLocked(c, now)
+		c.watchLocked(h, now)
 	}
-	h.later = append(h.later, batch{epoch: uncounted, tokens: n, deadline: deadline})
-	h.settleLocked(c, now)
-	c.watchLocked(h, now)
+	c.ledger.lost.Add(n - keep)
 }
 
 // paceLocked decides when the next call for more may be made.
@@ -375,6 +377,14 @@ func (h *holding) paceLocked(c *Cache, now int64, call *Call, g *Grant) {
 	soon := h.demand * (2*float64(c.rtt.Load()) + float64(tick)) / float64(t.period)
 	h.early = min(int64(soon), h.heldLocked()/2)
 	h.armLocked()
+}
+
+// saturate returns now + d, at most the end of time.
+func saturate(now int64, d time.Duration) int64 {
+	if int64(d) > math.MaxInt64-now {
+		return math.MaxInt64
+	}
+	return now + int64(d)
 }
 
 // serveLocked admits from the leases whoever they suffice for, in order.
@@ -408,7 +418,7 @@ func (h *holding) refuseLocked(sent, now int64, call *Call, g *Grant) {
 		return
 	}
 	t := h.terms.Load()
-	r := &refusal{cost: max(1, call.Need), retryAt: now + int64(g.RetryAfter), pace: h.paceUntil}
+	r := &refusal{cost: max(1, call.Need), metAt: saturate(now, g.RetryAfter), pace: h.paceUntil, nsPerToken: t.nsPerToken}
 	if g.RetryAfter > 0 {
 		// Half the wait, so that a give-back or a raised limit is noticed: at
 		// least a second and never longer than the promise. Jittered apart.
@@ -427,7 +437,6 @@ func (h *holding) refuseLocked(sent, now int64, call *Call, g *Grant) {
 	if h.leasing {
 		// A saturated key is asked for once a period, not once a token.
 		r.until = max(r.until, now+int64(g.Pace))
-		r.retryAt = max(r.retryAt, r.until)
 	}
 	h.denial.Store(r)
 	for w := h.queue.head; w != nil; {

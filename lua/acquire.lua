@@ -137,7 +137,8 @@ for i = 1, #KEYS do
     else
       spent, returned = 0, 0
     end
-    units = units + returned * per
+    -- A lowered burst may have less room than comes back.
+    units = units + max(0, min(returned * per, (burst - out0 - out1) * per - units))
     dirty = dirty or spent > 0 or returned > 0
   end
   local refund, debt = arg(12), arg(13)
@@ -182,7 +183,10 @@ for i = 1, #KEYS do
     local waiting, most = need, avail
     if need > 0 then waiting = max(need, floor(min(avail, bound) / need) * need) end
     if share < 2 then
-      most = max(fair, min(avail - others, waiting + floor((avail - waiting + 1) / 2)))
+      most = max(fair, avail - others)
+      if most > 2 * fair then
+        most = max(2 * fair, min(most, waiting + floor((avail - waiting + 1) / 2)))
+      end
     end
     granted = min(avail, max(need, min(want, most)))
     if need > 0 then at_once = floor(min(granted, bound) / need) * need end

@@ -86,9 +86,12 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 		}
 		most := avail
 		if call.Share != lease.ShareNone {
-			// Beyond what waits no more than half: the end of a bucket that hardly
-			// refills is not to be stranded on whoever asked first.
-			most = max(fair, min(avail-others, waiting+(avail-waiting+1)/2))
+			most = max(fair, avail-others)
+			if most > 2*fair {
+				// Beyond what waits no more than half: the end of a bucket that
+				// hardly refills is not to be stranded on whoever asked first.
+				most = max(2*fair, min(most, waiting+(avail-waiting+1)/2))
+			}
 		}
 		g.Tokens = min(avail, max(call.Need, min(call.Want, most)))
 		if call.Need > 0 {
@@ -229,7 +232,9 @@ func (b *Bucket) settle(call lease.Call) bool {
 		*out -= spent
 		returned := min(r.Returned, *out)
 		*out -= returned
-		b.units += returned * b.perUS
+		// A lowered burst may have less room than comes back.
+		room := (b.burst-b.out0-b.out1)*b.perUS - b.units
+		b.units += max(0, min(returned*b.perUS, room))
 		changed = changed || spent > 0 || returned > 0
 	}
 	if call.Refund > 0 {
