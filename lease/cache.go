@@ -138,7 +138,7 @@ func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) er
 		}
 	}
 	var err error
-	*d, err = c.takeSlow(ctx, h, n)
+	*d, err = c.takeSlow(ctx, h, n, nil)
 	return err
 }
 
@@ -152,15 +152,12 @@ func (c *Cache) afterHit(h *holding, left int64) {
 	}
 }
 
-// takeSlow decides what no current lease could.
-func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64) (Decision, error) {
+// takeSlow decides what no current lease could. With as it decides by those
+// terms, not the key's own, should the key be evicted meanwhile.
+func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64, as *terms) (Decision, error) {
 	t := h.terms.Load()
 	if t.zero && n >= 0 {
-		if c.closed.Load() {
-			return Decision{}, ErrClosed
-		}
-		c.counts.denied.Add(1)
-		return Decision{Source: SourceLimit, Limit: t.limit, RetryAfter: maxDuration, ResetAfter: maxDuration}, nil
+		return c.forbidden(t)
 	}
 	if n < 0 || n > t.limit.Burst {
 		return Decision{}, &CostError{Cost: n, Burst: t.limit.Burst}
@@ -188,8 +185,20 @@ func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64) (Decision, er
 			h = again
 			continue
 		}
+		if as != nil && h.terms.Load().limit != as.limit {
+			h.changeLocked(as)
+		}
 		return c.takeLocked(ctx, h, n)
 	}
+}
+
+// forbidden is the Decision of a limit that denies everything.
+func (c *Cache) forbidden(t *terms) (Decision, error) {
+	if c.closed.Load() {
+		return Decision{}, ErrClosed
+	}
+	c.counts.denied.Add(1)
+	return Decision{Source: SourceLimit, Limit: t.limit, RetryAfter: maxDuration, ResetAfter: maxDuration}, nil
 }
 
 // takeLocked decides with h.mu held, and releases it.
@@ -301,8 +310,12 @@ func (c *Cache) onFailure(h *holding) Decision {
 	return d
 }
 
-// holdingOf returns key's holding, made if need be.
-func (c *Cache) holdingOf(key string) (*holding, error) {
+// holdingOf returns key's holding, made if need be with the limit that limits
+// tell.
+func (c *Cache) holdingOf(key string) (*holding, error) { return c.holdingAs(key, nil) }
+
+// holdingAs is holdingOf with terms for a holding that has to be made.
+func (c *Cache) holdingAs(key string, t *terms) (*holding, error) {
 	if key == "" {
 		return nil, ErrKey
 	}
@@ -312,9 +325,11 @@ func (c *Cache) holdingOf(key string) (*holding, error) {
 	if h := c.table.get(key); h != nil {
 		return h, nil
 	}
-	t, err := c.termsFor(key)
-	if err != nil {
-		return nil, err
+	if t == nil {
+		var err error
+		if t, err = c.termsFor(key); err != nil {
+			return nil, err
+		}
 	}
 	c.makeRoom()
 	return c.table.getOrAdd(key, func(hash uint64) *holding {
@@ -350,7 +365,8 @@ func (c *Cache) termsOf(l Limit, version int64) (*terms, error) {
 
 // TakeLimit is Take with key's limit set to l from now on, on this node at
 // once and in the bucket with the next call. The bucket keeps its tokens, up
-// to l's burst; it is not refilled.
+// to l's burst; it is not refilled. An l that denies everything denies this
+// request and changes nothing.
 func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (d Decision, err error) {
 	h := c.table.get(key)
 	if h != nil && h.terms.Load().limit == l {
@@ -361,16 +377,24 @@ func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (d 
 	if err != nil {
 		return Decision{}, err
 	}
-	if h, err = c.holdingOf(key); err != nil {
+	if key == "" {
+		return Decision{}, ErrKey
+	}
+	if n < 0 || n > l.Burst && !t.zero {
+		return Decision{}, &CostError{Cost: n, Burst: l.Burst}
+	}
+	if t.zero {
+		return c.forbidden(t)
+	}
+	if h, err = c.holdingAs(key, t); err != nil {
 		return Decision{}, err
 	}
 	h.mu.Lock()
-	if h.terms.Load().limit != l {
+	if !h.gone && h.terms.Load().limit != l {
 		h.changeLocked(t)
 	}
 	h.mu.Unlock()
-	err = c.decide(ctx, h, n, &d)
-	return d, err
+	return c.takeSlow(ctx, h, n, t)
 }
 
 // changeLocked puts t in force on this node. What the old limit refused may be

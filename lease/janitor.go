@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -24,13 +25,17 @@ type wheel struct {
 	waiting    int
 }
 
-// watchLocked arranges for a visit to h a lease period from now.
+// watchLocked arranges for a visit to h a lease period from now, or before its
+// lease ends.
 func (c *Cache) watchLocked(h *holding, now int64) {
 	if h.inWheel {
 		return
 	}
 	h.inWheel = true
 	due := now + int64(h.terms.Load().period)
+	if last := h.current.deadline - c.margin(h) - int64(wheelSlot); last > now {
+		due = min(due, last)
+	}
 	w := &c.wheel
 	w.Lock()
 	if w.waiting == 0 {
@@ -48,6 +53,12 @@ func (c *Cache) watchLocked(h *holding, now int64) {
 	if start {
 		c.running.Go(c.tick)
 	}
+}
+
+// margin is how long before its deadline a lease has to start back, to be with
+// the store in time.
+func (c *Cache) margin(h *holding) int64 {
+	return min(int64(wheelSlot)+2*c.rtt.Load(), int64(h.terms.Load().period)/4)
 }
 
 // tick moves the coarse clock and makes the visits that are due, as long as
@@ -99,7 +110,8 @@ func (c *Cache) visitDue(now int64) {
 	}
 }
 
-// visit drops what expired and gives back what nobody asked for in a period.
+// visit drops what expired and gives back what nobody asked for in a period or
+// what is about to expire: an expired token is as good as lost to a slow key.
 func (c *Cache) visit(h *holding, now int64) {
 	h.mu.Lock()
 	h.inWheel = false
@@ -115,7 +127,8 @@ func (c *Cache) visit(h *holding, now int64) {
 	t := h.terms.Load()
 	idle := h.arrived == 0 && h.refused.Load() == 0 && now-h.demandAt >= int64(t.period)
 	h.demandLocked(now, t.period)
-	if idle && !h.flying {
+	ending := len(h.later) == 0 && h.current.deadline-now <= c.margin(h)+2*int64(wheelSlot)
+	if (idle || ending) && !h.flying {
 		// Off the node at once: with no holding to visit the coarse clock stops.
 		h.drainLocked(c)
 		h.giveBack = true
@@ -196,12 +209,14 @@ func (c *Cache) evictable(h *holding, now int64, idle time.Duration, leased bool
 }
 
 // Close stops admitting, and returns every lease to the store until ctx ends.
-// After it every method returns ErrClosed. A second Close returns ErrClosed.
+// An error says that some may not have been: the store forgets them within two
+// TTLs. After it every method returns ErrClosed, as a second Close does.
 func (c *Cache) Close(ctx context.Context) error {
 	if !c.closed.CompareAndSwap(false, true) {
 		return ErrClosed
 	}
 	close(c.done)
+	failed := -c.ledger.notExecuted.Load() - c.ledger.unknown.Load()
 	var open []*holding
 	c.table.each(func(h *holding) bool {
 		h.mu.Lock()
@@ -226,6 +241,9 @@ func (c *Cache) Close(ctx context.Context) error {
 	select {
 	case <-stopped:
 		c.giveUp()
+		if failed += c.ledger.notExecuted.Load() + c.ledger.unknown.Load(); failed > 0 {
+			return fmt.Errorf("lease: %d calls to return leases failed", failed)
+		}
 		return nil
 	case <-ctx.Done():
 		c.giveUp()

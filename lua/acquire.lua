@@ -21,6 +21,7 @@
 
 local NEVER = 9000000000000000
 local EXACT = 9007199254740992
+local MOST_DEMAND = 4000000000000000 -- so that sums stay exact
 local SLACK_MS = 1000
 local floor, max, min = math.floor, math.max, math.min
 local STATE = '^1 (%-?%d+)' .. string.rep(' (%d+)', 13) .. '$'
@@ -36,7 +37,7 @@ local function load(s)
   if #v ~= 14 then return nil end
   for i = 1, 14 do
     v[i] = tonumber(v[i])
-    if v[i] >= EXACT or v[i] <= -EXACT then return nil end
+    if not v[i] or v[i] > EXACT or v[i] < -EXACT then return nil end
   end
   local burst, count, per, ttl = v[11], v[12], v[13], v[14]
   if burst < 1 or count < 1 or per < 1 or ttl < 1000 or burst * per > EXACT then return nil end
@@ -157,9 +158,10 @@ for i = 1, #KEYS do
   end
 
   -- 4. Count the caller as active, once per epoch.
-  local need, bound, want, demand, share = arg(15), arg(16), arg(17), max(1, arg(18)), arg(20)
+  local need, bound, want, share = arg(15), arg(16), arg(17), arg(20)
+  local demand = max(1, min(arg(18), burst))
   if want > 0 and arg(19) ~= epoch then
-    act0, dem0 = act0 + 1, dem0 + demand
+    act0, dem0 = act0 + 1, min(dem0 + demand, MOST_DEMAND)
     dirty = true
   end
 

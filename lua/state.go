@@ -89,7 +89,7 @@ func Decode(raw string) (State, error) {
 	for i, word := range words {
 		n, ok := parseExact(word, i == 0)
 		if !ok {
-			return State{}, fmt.Errorf("%w: %s = %.20q: want an integer below 2^53", ErrState, fields[i], word)
+			return State{}, fmt.Errorf("%w: %s = %.20q: want an integer of at most 2^53", ErrState, fields[i], word)
 		}
 		v[i] = n
 	}
@@ -132,7 +132,7 @@ func parseExact(word string, signed bool) (int64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(word, 10, 64)
-	return n, err == nil && n < exact && n > -exact
+	return n, err == nil && n <= exact && n >= -exact
 }
 
 // AsOf returns the state as the script would find it at now, a time by the

@@ -85,6 +85,8 @@ type Store struct {
 	// linger bounds calls that outlive their context in a client that does not
 	// heed it; nil when the client does.
 	linger chan struct{}
+	// recent is the ratio computed last: calls mostly share a limit.
+	recent atomic.Pointer[ratio]
 	// clock, in tests only, adds the time to ARGV in place of TIME.
 	clock func() time.Duration
 }
@@ -183,6 +185,56 @@ func fill(answers []lease.Answer, err error) {
 }
 
 func (s *Store) acquire(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
+	for i := range calls {
+		if s.ratioOf(calls[i].Limit) == nil {
+			s.acquireValid(ctx, calls, answers)
+			return
+		}
+	}
+	s.send(ctx, calls, answers)
+}
+
+// acquireValid rejects the calls whose limit has no bucket: one that denies
+// everything, or is out of range. The script would store what it cannot read.
+func (s *Store) acquireValid(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
+	var valid []lease.Call
+	var indexes []int
+	for i, c := range calls {
+		if s.ratioOf(c.Limit) == nil {
+			answers[i].Err = fmt.Errorf("%w: no bucket holds the limit %v", lease.ErrRejected, c.Limit)
+			continue
+		}
+		valid = append(valid, c)
+		indexes = append(indexes, i)
+	}
+	got := make([]lease.Answer, len(valid))
+	s.send(ctx, valid, got)
+	for k, i := range indexes {
+		answers[i] = got[k]
+	}
+}
+
+// ratio is a limit's rate as the script wants it.
+type ratio struct {
+	limit        lease.Limit
+	count, perUS int64
+}
+
+// ratioOf returns l's ratio, or nil if it has none.
+func (s *Store) ratioOf(l lease.Limit) *ratio {
+	if r := s.recent.Load(); r != nil && r.limit == l {
+		return r
+	}
+	count, perUS, ok := l.Ratio()
+	if !ok {
+		return nil
+	}
+	r := &ratio{l, count, perUS}
+	s.recent.Store(r)
+	return r
+}
+
+func (s *Store) send(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
 	for len(calls) > 0 {
 		n := min(len(calls), MaxBatch)
 		switch {
@@ -262,7 +314,7 @@ func (s *Store) command(ctx context.Context, name, script string, calls []lease.
 		args = append(args, s.RedisKey(calls[i].Key))
 	}
 	for i := range calls {
-		args = appendArgs(args, &calls[i])
+		args = s.appendArgs(args, &calls[i])
 	}
 	if s.clock != nil {
 		now := s.clock().Microseconds()
@@ -273,19 +325,14 @@ func (s *Store) command(ctx context.Context, name, script string, calls []lease.
 	return cmd
 }
 
-func appendArgs(args []any, c *lease.Call) []any {
-	count, perUS, ok := c.Limit.Ratio()
-	if !ok {
-		// The caller keeps such limits to itself (lease.Cache does). A count of
-		// 0 makes the script answer nothing it could be misread by.
-		count, perUS = 1, 1
-	}
+func (s *Store) appendArgs(args []any, c *lease.Call) []any {
+	r := s.ratioOf(c.Limit) // acquire saw to it that there is one
 	reset := 0
 	if c.Reset {
 		reset = 1
 	}
 	return append(args,
-		c.Limit.Burst, count, perUS, c.Version, c.TTL.Microseconds(),
+		c.Limit.Burst, r.count, r.perUS, c.Version, c.TTL.Microseconds(),
 		c.Reports[0].Epoch, c.Reports[0].Spent, c.Reports[0].Returned,
 		c.Reports[1].Epoch, c.Reports[1].Spent, c.Reports[1].Returned,
 		c.Refund, c.Debt, reset,

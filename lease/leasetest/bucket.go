@@ -14,6 +14,9 @@ const never = int64(9_000_000_000_000_000)
 // be noticed, in milliseconds.
 const slackMS = 1000
 
+// mostDemand keeps sums of demand exact in a double.
+const mostDemand = int64(4_000_000_000_000_000)
+
 // Bucket is one key's state, and the whole of the store's side of the lease
 // protocol as pure integer arithmetic. lua/acquire.lua is the same, line by
 // line; a fuzz test holds the two together.
@@ -262,9 +265,13 @@ func (b *Bucket) active(call lease.Call) bool {
 		return false
 	}
 	b.act0++
-	b.dem0 += max(1, call.Demand)
+	b.dem0 = min(b.dem0+b.demandOf(call), mostDemand)
 	return true
 }
+
+// demandOf is the caller's demand as it counts: at least one token and no more
+// than a bucket holds.
+func (b *Bucket) demandOf(call lease.Call) int64 { return max(1, min(call.Demand, b.burst)) }
 
 // shares returns the caller's fair part of what the rate gives in one lease
 // period, in tokens, and the part of the other active nodes.
@@ -281,7 +288,7 @@ func (b *Bucket) shares(call lease.Call) (fair, others int64) {
 		return fair, (n - 1) * fair
 	case lease.ShareProportional:
 		all := max(1, b.dem0, b.dem1)
-		fair = mulDiv(flow, min(max(1, call.Demand), all), all)
+		fair = mulDiv(flow, min(b.demandOf(call), all), all)
 		return fair, flow - fair
 	}
 	return 0, 0
