@@ -179,6 +179,16 @@ func (h *holding) closeLocked(c *Cache) batch {
 // the current one. Every change of later ends with it.
 func (h *holding) settleLocked(c *Cache, now int64) {
 	h.countLocked(c)
+	live := h.later[:0]
+	for _, b := range h.later {
+		// In any order: a change of the limit changes how long leases live.
+		if now < b.deadline {
+			live = append(live, b)
+		} else {
+			h.expireLocked(c, b)
+		}
+	}
+	h.later = live
 	h.promoteLocked(c, now)
 	h.more.Store(len(h.later) > 0)
 }
@@ -200,10 +210,6 @@ func (h *holding) promoteLocked(c *Cache, now int64) {
 			}
 			b := h.later[0]
 			h.later = append(h.later[:0], h.later[1:]...)
-			if now >= b.deadline {
-				h.expireLocked(c, b)
-				continue
-			}
 			h.current = b
 			h.left.Store(b.tokens)
 			h.spendUntil.Store(b.deadline - int64(coarseLag))
@@ -329,7 +335,8 @@ func (h *holding) demandLocked(now int64, period time.Duration) float64 {
 		h.demand *= math.Exp(-float64(dt) / float64(period))
 		h.demandAt = now
 	}
-	h.demand += float64(h.arrived + h.refused.Swap(0))
+	h.demand += float64(h.arrived) + float64(h.refused.Swap(0))
+	h.demand = max(0, h.demand) // sums of huge costs may have wrapped
 	h.arrived = 0
 	return h.demand
 }

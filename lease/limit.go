@@ -162,17 +162,22 @@ func newTerms(l Limit, version int64, longest time.Duration) (*terms, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
 	}
-	t := &terms{limit: l, version: version, period: longest, zero: l.Zero()}
-	if t.zero {
-		return t, nil
+	if l.Zero() {
+		return &terms{limit: l, version: version, period: longest, zero: true}, nil
 	}
-	t.count, t.perUS, _ = l.ratio()
+	count, perUS, _ := l.ratio()
+	return termsWith(l, count, perUS, version, longest), nil
+}
+
+// termsWith is newTerms for a limit that denies nothing and has its ratio.
+func termsWith(l Limit, count, perUS, version int64, longest time.Duration) *terms {
+	t := &terms{limit: l, version: version, count: count, perUS: perUS, period: longest}
 	t.nsPerToken = float64(t.perUS) * 1e3 / float64(t.count)
 	if full := float64(l.Burst) * t.nsPerToken; full/3 < float64(longest) {
 		t.period = max(time.Duration(full/3), minTTL/2)
 	}
 	t.tooSmall = l.Burst < 2*minLease
-	return t, nil
+	return t
 }
 
 // timeFor returns how long the limit takes to refill n tokens, saturating.

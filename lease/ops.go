@@ -48,6 +48,7 @@ func (c *Cache) tell(ctx context.Context, h *holding, call Call) error {
 		return nil // no bucket to tell
 	}
 	call.Key, call.Limit, call.Version = h.key, t.limit, t.version
+	call.Count, call.PerUS = t.count, t.perUS
 	call.TTL, call.LastEpoch = max(2*t.period, minTTL), -1
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timeout)
 	defer cancel()

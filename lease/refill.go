@@ -107,6 +107,13 @@ func (c *Cache) sendBatch(batch []*holding) {
 	ctx, cancel := context.WithTimeout(c.base, c.opts.Timeout)
 	answers := c.store.Acquire(ctx, calls)
 	cancel()
+	if len(answers) != len(calls) {
+		// A Store that breaks its contract has not said what it did.
+		answers = make([]Answer, len(calls))
+		for i := range answers {
+			answers[i].Err = ErrUnknownOutcome
+		}
+	}
 	now := c.clock.now()
 	if answers[0].Err == nil {
 		c.observe(now - sent)
@@ -148,8 +155,8 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 	demand := h.demandLocked(now, t.period)
 
 	call = Call{
-		Key: h.key, Limit: t.limit, Version: t.version, TTL: max(2*t.period, minTTL),
-		LastEpoch: h.lastEpoch, Share: c.opts.Share, Demand: int64(math.Ceil(demand)),
+		Key: h.key, Limit: t.limit, Version: t.version, Count: t.count, PerUS: t.perUS, TTL: max(2*t.period, minTTL),
+		LastEpoch: h.lastEpoch, Share: c.opts.Share, Demand: whole(demand, t.limit.Burst),
 	}
 	if w := h.queue.head; w != nil {
 		if h.heldLocked() > 0 && w.n > 0 {
@@ -157,16 +164,16 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 			// count towards what it needs.
 			h.drainLocked(c)
 		}
-		// Those at the head with the same cost come aboard: the store charges
-		// them at once, whole costs only.
+		// Those at the head with the same cost come aboard, as many as a full
+		// bucket could serve: the store charges them at once, whole costs only.
 		call.Need = w.n
-		for w := h.queue.head; w != nil && w.n == call.Need; w = h.queue.head {
+		for w := h.queue.head; w != nil && w.n == call.Need && w.n <= t.limit.Burst-call.Bound; w = h.queue.head {
 			h.queue.remove(w)
 			h.aboard.push(w)
 			w.aboard = true
 			call.Bound += w.n
 		}
-		call.Want = call.Bound + h.queue.tokens
+		call.Want = call.Bound + whole(h.queue.tokens, t.limit.Burst)
 	}
 	h.leasing = (call.Want > 0 || h.refill) && now >= h.paceUntil && c.leases(t, demand, call.Need) && !h.gone && !c.closed.Load()
 	if !h.leasing {
@@ -174,7 +181,7 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 	} else {
 		// The estimate is taken when a request has just come: half of it is one
 		// too many. A retry storm inflates it: let want no more than double.
-		want := min(int64(math.Ceil(demand-float64(max(1, call.Need))/2)), t.limit.Burst/2, 2*h.lastWant+call.Need+1)
+		want := min(whole(demand-float64(max(1, call.Need))/2, t.limit.Burst/2), 2*h.lastWant+call.Need+1)
 		h.lastWant = max(want, minLease)
 		call.Want += want
 	}
@@ -194,6 +201,9 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 	h.flying = false
 	return call, false
 }
+
+// whole returns x tokens rounded up, within 0 to most.
+func whole(x float64, most int64) int64 { return int64(math.Ceil(max(0, min(x, float64(most))))) }
 
 // reportLocked moves the newest two epochs' tallies into call. They leave the
 // node here: if the outcome stays unknown they are not sent again, and the
@@ -279,10 +289,8 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	h.balance.Store(g.Remaining)
 	h.failUntil, h.failures = 0, 0
 	c.ledger.granted.Add(g.Tokens)
-	if g.Newer {
-		if t, err := newTerms(g.Limit, g.Version, c.opts.LeasePeriod); err == nil {
-			h.changeLocked(t)
-		}
+	if g.Newer && g.Limit.Burst > 0 && g.Count > 0 && g.PerUS > 0 {
+		h.changeLocked(termsWith(g.Limit, g.Count, g.PerUS, g.Version, c.opts.LeasePeriod))
 	}
 
 	// The lease. Its deadline counts from before the call was sent, so a reply

@@ -33,6 +33,7 @@ func TestScenario44_TooSmallToLease(t *testing.T)     { leasetest.Scenario44(t, 
 func TestScenario45_NothingAllowed(t *testing.T)      { leasetest.Scenario45(t, leasetest.InMemory) }
 func TestScenario46_MixedCosts(t *testing.T)          { leasetest.Scenario46(t, leasetest.InMemory) }
 func TestScenario48_CostOverBurst(t *testing.T)       { leasetest.Scenario48(t, leasetest.InMemory) }
+func TestScenario49_Leaving(t *testing.T)             { leasetest.Scenario49(t, leasetest.InMemory) }
 func TestScenarioHotKey(t *testing.T)                 { leasetest.ScenarioHotKey(t, leasetest.InMemory) }
 func TestScenarioFlatOut(t *testing.T)                { leasetest.ScenarioFlatOut(t, leasetest.InMemory) }
 func TestScenarioTripleDemand(t *testing.T)           { leasetest.ScenarioTripleDemand(t, leasetest.InMemory) }

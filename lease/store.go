@@ -63,6 +63,10 @@ type Call struct {
 	// tokens, up to the new burst, and is never refilled by a change.
 	Limit   Limit
 	Version int64
+	// Count tokens per PerUS microseconds is the limit's rate, exactly. Zero
+	// stands for Limit.Ratio; a node that adopted a Grant's limit sends what
+	// came with it, for a float64 in between could become another ratio.
+	Count, PerUS int64
 	// TTL is how long a lease lives, h. It must be the same on all nodes; the
 	// store holds the largest as long as a lease is out. Range 1ms to 24h.
 	TTL time.Duration
@@ -138,11 +142,20 @@ type Grant struct {
 	Created, Corrupt bool
 	// Limit and Version are the configuration now in force, if Newer; the
 	// caller's own otherwise.
-	Newer   bool
-	Limit   Limit
-	Version int64
+	Newer        bool
+	Limit        Limit
+	Version      int64
+	Count, PerUS int64 // of Limit, if Newer
 	// Source says who granted, for Decision and Stats only.
 	Source Source
+}
+
+// Ratio returns the rate of the call's limit as Limit.Ratio does.
+func (c *Call) Ratio() (count, perUS int64, ok bool) {
+	if c.Count > 0 && c.PerUS > 0 && !c.Limit.Zero() {
+		return c.Count, c.PerUS, true
+	}
+	return c.Limit.Ratio()
 }
 
 const (

@@ -37,7 +37,7 @@ func (w *waiter) decide(d Decision) {
 type waiters struct {
 	head, tail *waiter
 	len        int
-	tokens     int64
+	tokens     float64 // the sum of n, which need not fit an int64
 }
 
 func (q *waiters) push(w *waiter) {
@@ -49,7 +49,7 @@ func (q *waiters) push(w *waiter) {
 	}
 	q.tail = w
 	q.len++
-	q.tokens += w.n
+	q.tokens += float64(w.n)
 }
 
 func (q *waiters) remove(w *waiter) {
@@ -65,7 +65,7 @@ func (q *waiters) remove(w *waiter) {
 	}
 	w.prev, w.next = nil, nil
 	q.len--
-	q.tokens -= w.n
+	q.tokens -= float64(w.n)
 }
 
 // pushFront puts all of other before q's own, in their order.

@@ -51,6 +51,9 @@ const (
 	replyLimit  = 4  // more, for a key whose limit is newer
 	maxKeyBytes = 256
 
+	// never is acquire.lua's NEVER, in microseconds.
+	never = int64(9_000_000_000_000_000)
+
 	flagCreated = 1
 	flagCorrupt = 2
 	flagNewer   = 4
@@ -85,8 +88,6 @@ type Store struct {
 	// linger bounds calls that outlive their context in a client that does not
 	// heed it; nil when the client does.
 	linger chan struct{}
-	// recent is the ratio computed last: calls mostly share a limit.
-	recent atomic.Pointer[ratio]
 	// clock, in tests only, adds the time to ARGV in place of TIME.
 	clock func() time.Duration
 }
@@ -186,7 +187,7 @@ func fill(answers []lease.Answer, err error) {
 
 func (s *Store) acquire(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
 	for i := range calls {
-		if s.ratioOf(calls[i].Limit) == nil {
+		if _, _, ok := calls[i].Ratio(); !ok {
 			s.acquireValid(ctx, calls, answers)
 			return
 		}
@@ -194,44 +195,31 @@ func (s *Store) acquire(ctx context.Context, calls []lease.Call, answers []lease
 	s.send(ctx, calls, answers)
 }
 
-// acquireValid rejects the calls whose limit has no bucket: one that denies
-// everything, or is out of range. The script would store what it cannot read.
+// acquireValid answers the calls whose limit has no bucket, and sends the rest:
+// a limit that denies everything grants nothing, one out of range is rejected.
 func (s *Store) acquireValid(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
 	var valid []lease.Call
 	var indexes []int
 	for i, c := range calls {
-		if s.ratioOf(c.Limit) == nil {
-			answers[i].Err = fmt.Errorf("%w: no bucket holds the limit %v", lease.ErrRejected, c.Limit)
+		if _, _, ok := c.Ratio(); ok {
+			valid = append(valid, c)
+			indexes = append(indexes, i)
 			continue
 		}
-		valid = append(valid, c)
-		indexes = append(indexes, i)
+		if err := c.Limit.Validate(); err != nil {
+			answers[i].Err = fmt.Errorf("%w: %w", lease.ErrRejected, err)
+			continue
+		}
+		answers[i].Grant = lease.Grant{
+			Limit: c.Limit, Version: c.Version, Source: lease.SourceStore,
+			RetryAfter: micros(never), ResetAfter: micros(never),
+		}
 	}
 	got := make([]lease.Answer, len(valid))
 	s.send(ctx, valid, got)
 	for k, i := range indexes {
 		answers[i] = got[k]
 	}
-}
-
-// ratio is a limit's rate as the script wants it.
-type ratio struct {
-	limit        lease.Limit
-	count, perUS int64
-}
-
-// ratioOf returns l's ratio, or nil if it has none.
-func (s *Store) ratioOf(l lease.Limit) *ratio {
-	if r := s.recent.Load(); r != nil && r.limit == l {
-		return r
-	}
-	count, perUS, ok := l.Ratio()
-	if !ok {
-		return nil
-	}
-	r := &ratio{l, count, perUS}
-	s.recent.Store(r)
-	return r
 }
 
 func (s *Store) send(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
@@ -314,7 +302,7 @@ func (s *Store) command(ctx context.Context, name, script string, calls []lease.
 		args = append(args, s.RedisKey(calls[i].Key))
 	}
 	for i := range calls {
-		args = s.appendArgs(args, &calls[i])
+		args = appendArgs(args, &calls[i])
 	}
 	if s.clock != nil {
 		now := s.clock().Microseconds()
@@ -325,14 +313,14 @@ func (s *Store) command(ctx context.Context, name, script string, calls []lease.
 	return cmd
 }
 
-func (s *Store) appendArgs(args []any, c *lease.Call) []any {
-	r := s.ratioOf(c.Limit) // acquire saw to it that there is one
+func appendArgs(args []any, c *lease.Call) []any {
+	count, perUS, _ := c.Ratio() // acquire saw to it that there is one
 	reset := 0
 	if c.Reset {
 		reset = 1
 	}
 	return append(args,
-		c.Limit.Burst, r.count, r.perUS, c.Version, c.TTL.Microseconds(),
+		c.Limit.Burst, count, perUS, c.Version, c.TTL.Microseconds(),
 		c.Reports[0].Epoch, c.Reports[0].Spent, c.Reports[0].Returned,
 		c.Reports[1].Epoch, c.Reports[1].Spent, c.Reports[1].Returned,
 		c.Refund, c.Debt, reset,
@@ -366,7 +354,7 @@ func (s *Store) decode(cmd *redis.Cmd, err error, calls []lease.Call, answers []
 				answers[i].Err = fmt.Errorf("%w: reply lacks the newer limit", lease.ErrUnknownOutcome)
 				continue
 			}
-			g.Version = tail[0]
+			g.Version, g.Count, g.PerUS = tail[0], tail[2], tail[3]
 			g.Limit = limitOf(tail[1], tail[2], tail[3])
 			tail = tail[replyLimit:]
 		}

@@ -19,16 +19,16 @@ type Bubble struct {
 	Trace *Trace
 	Store lease.Store
 
-	t         *testing.T
-	start     time.Time
-	limits    lease.Limits
-	nodes     []*lease.Cache
-	links     []*Link
-	extra     float64
-	inTransit int64
+	t      *testing.T
+	start  time.Time
+	limits lease.Limits
+	nodes  []*lease.Cache
+	links  []*Link
+	extra  float64
 
 	mu      sync.Mutex
 	longest time.Duration
+	left    int
 }
 
 // InBubble runs f in a synctest bubble, on an empty Store of b. When f returns
@@ -63,6 +63,8 @@ func (w *Bubble) AddOn(link *Link, opts lease.Options) int {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	// A test that fails on the way leaves no goroutine in the bubble either.
+	w.t.Cleanup(func() { node.Close(context.Background()) })
 	w.nodes, w.links = append(w.nodes, node), append(w.links, link)
 	return len(w.nodes) - 1
 }
@@ -78,17 +80,38 @@ func (w *Bubble) Link(i int) *Link { return w.links[i] }
 
 // Take decides a request on node i and records it.
 func (w *Bubble) Take(i int, key string, n int64) lease.Decision {
-	asked := time.Now()
-	d, err := w.nodes[i].Take(context.Background(), key, n)
-	took := time.Since(asked)
+	d, err := w.TakeContext(context.Background(), i, key, n)
 	if err != nil && !errors.Is(err, lease.ErrClosed) {
 		w.t.Errorf("at %v: node %d: Take(%q, %d) = %v: want no error", w.Now(), i, key, n, err)
 	}
-	w.Trace.Record(w.Now(), key, n, d)
+	return d
+}
+
+// TakeContext is Take by a request that may leave before it is decided.
+func (w *Bubble) TakeContext(ctx context.Context, i int, key string, n int64) (lease.Decision, error) {
+	asked := w.Now()
+	d, err := w.nodes[i].Take(ctx, key, n)
+	decided := w.Now()
+	at := decided
+	if d.Source == lease.SourceStore {
+		// Only one call is under way, so the last one is the one that charged it.
+		at = w.links[i].Charged(key).Sub(w.start)
+	}
+	w.Trace.RecordAny(at, key, n, d)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.longest = max(w.longest, took)
-	return d
+	w.longest = max(w.longest, decided-asked)
+	if err != nil {
+		w.left++
+	}
+	return d, err
+}
+
+// Left returns how many requests ended with an error.
+func (w *Bubble) Left() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.left
 }
 
 // Longest returns the longest that a Take took.
@@ -163,6 +186,9 @@ func (w *Bubble) check() {
 		granted += counts.Granted
 		if counts.InFlight > 1 {
 			w.t.Errorf("node %d: %d calls for a key under way at a time: want 1", i, counts.InFlight)
+		}
+		if counts.Overtold > 0 {
+			w.t.Errorf("node %d: reported %d tokens twice, or without a lease: want 0", i, counts.Overtold)
 		}
 		if s := stats[i]; s.Live != 0 {
 			w.t.Errorf("node %d: %d tokens live after Close: want 0", i, s.Live)

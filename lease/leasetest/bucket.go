@@ -55,7 +55,7 @@ func (b *Bucket) Expires() int64 { return b.expires * 1000 }
 
 // Apply carries out call at time now, in microseconds of the store's clock.
 func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
-	count, perUS, ok := call.Limit.Ratio()
+	count, perUS, ok := call.Ratio()
 	if !ok {
 		return lease.Grant{RetryAfter: micros(never), ResetAfter: micros(never)}
 	}
@@ -117,7 +117,7 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 	g.Outstanding = b.out0 + b.out1
 	g.Active = max(1, b.act0, b.act1)
 	if b.version != call.Version || b.burst != call.Limit.Burst || b.count != count || b.perUS != perUS {
-		g.Newer, g.Limit, g.Version = true, b.limit, b.version
+		g.Newer, g.Limit, g.Version, g.Count, g.PerUS = true, b.limit, b.version, b.count, b.perUS
 	}
 
 	// Save. Without a change the next call computes the same from the old

@@ -89,16 +89,26 @@ type Link struct {
 	mu       sync.Mutex
 	counts   LinkCounts
 	inFlight map[string]int
+	charged  map[string]time.Time // when the last call for a key was carried out
+	untold   map[lot]int64        // tokens leased and not reported yet
+}
+
+// lot is what is leased of a key in one epoch.
+type lot struct {
+	key   string
+	epoch int64
 }
 
 // LinkCounts is what passed a Link.
 type LinkCounts struct {
 	Trips    int64 // round trips begun
 	Calls    int64 // calls in them
+	Answered int64 // calls whose end the node knows of, whatever it was
 	Faulty   int64 // calls in those that did not work
 	Granted  int64 // tokens granted, also by replies that were lost
 	Unheard  int64 // tokens granted by replies that were lost or too late
 	InFlight int   // the most calls for one key that were under way at a time
+	Overtold int64 // tokens reported that were not leased, or again after they may have arrived
 }
 
 // Counts returns what passed so far.
@@ -106,6 +116,13 @@ func (l *Link) Counts() LinkCounts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.counts
+}
+
+// Charged returns when the store carried out the last call for key.
+func (l *Link) Charged(key string) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.charged[key]
 }
 
 // Acquire implements lease.Store.
@@ -124,7 +141,7 @@ func (l *Link) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
 			l.unheard(answers)
 			return failed(calls, lease.ErrUnknownOutcome)
 		}
-		return answers
+		return l.heard(calls, answers)
 	}
 
 	// What is on its way goes on when nobody waits for it any more.
@@ -149,7 +166,7 @@ func (l *Link) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
 	}()
 	select {
 	case answers := <-done:
-		return answers
+		return l.heard(calls, answers)
 	case <-ctx.Done():
 		select {
 		case answers := <-done: // both at one instant
@@ -178,15 +195,49 @@ func (l *Link) begin(calls []lease.Call) (fault Fault, request, reply time.Durat
 	if fault != Works {
 		l.counts.Faulty += int64(len(calls))
 	}
+	if fault != Refused {
+		l.toldLocked(calls)
+	}
 	if l.Delay != nil {
 		request, reply = l.Delay()
 	}
 	return fault, request, reply
 }
 
+// toldLocked books reports that may have arrived: no token may be told of twice.
+func (l *Link) toldLocked(calls []lease.Call) {
+	for i := range calls {
+		for _, r := range calls[i].Reports {
+			of := lot{calls[i].Key, r.Epoch}
+			n := r.Spent + r.Returned
+			known := min(n, l.untold[of])
+			l.counts.Overtold += n - known
+			if known > 0 {
+				l.untold[of] -= known
+			}
+		}
+	}
+}
+
+// heard books leases that the node learns of.
+func (l *Link) heard(calls []lease.Call, answers []lease.Answer) []lease.Answer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.untold == nil {
+		l.untold = map[lot]int64{}
+	}
+	for i, a := range answers {
+		if n := a.Grant.Tokens - a.Grant.Bound; n > 0 {
+			l.untold[lot{calls[i].Key, a.Grant.Epoch}] += n
+		}
+	}
+	return answers
+}
+
 func (l *Link) end(calls []lease.Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.counts.Answered += int64(len(calls))
 	for i := range calls {
 		l.inFlight[calls[i].Key]--
 	}
@@ -195,8 +246,12 @@ func (l *Link) end(calls []lease.Call) {
 // carry books answers of the store.
 func (l *Link) carry(calls []lease.Call, answers []lease.Answer) []lease.Answer {
 	l.mu.Lock()
-	for _, a := range answers {
+	if l.charged == nil {
+		l.charged = map[string]time.Time{}
+	}
+	for i, a := range answers {
 		l.counts.Granted += a.Grant.Tokens
+		l.charged[calls[i].Key] = time.Now()
 	}
 	l.mu.Unlock()
 	if l.Carried != nil {

@@ -84,6 +84,12 @@ func (w *Nodes) Skew(i int, ahead time.Duration) {
 // Kill ends node i as a crash would: what it holds is gone.
 func (w *Nodes) Kill(i int) { w.nodes[i].dead = true }
 
+// Freeze stops node i where it is, until Thaw: it makes no visits.
+func (w *Nodes) Freeze(i int) { w.nodes[i].dead = true }
+
+// Thaw lets a frozen node go on. Its clock shows the time that has passed.
+func (w *Nodes) Thaw(i int) { w.nodes[i].dead = false }
+
 // Stop closes node i: its leases go back.
 func (w *Nodes) Stop(i int) {
 	w.t.Helper()
@@ -236,6 +242,9 @@ func (w *Nodes) Check() (inTransit int64) {
 		stats[i] = w.nodes[i].Stats()
 		if counts.InFlight > 1 {
 			w.t.Errorf("node %d: %d calls for a key under way at a time: want 1", i, counts.InFlight)
+		}
+		if counts.Overtold > 0 {
+			w.t.Errorf("node %d: reported %d tokens twice, or without a lease: want 0", i, counts.Overtold)
 		}
 	}
 	return CheckLedger(w.t, granted, stats...)

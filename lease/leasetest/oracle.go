@@ -21,9 +21,10 @@ type Trace struct {
 }
 
 type record struct {
-	level             *lease.Level
 	limit             lease.Limit
-	admitted, refused int64 // tokens
+	level             *lease.Level      // of admissions in order
+	unordered         []lease.Admission // others
+	admitted, refused int64             // tokens
 }
 
 // NewTrace returns an empty Trace for keys with these limits.
@@ -32,56 +33,74 @@ func NewTrace(limits lease.Limits) *Trace {
 }
 
 // Record takes in the decision on a request of n tokens. at is when it was
-// made, since any fixed instant; it must not be cut to less than a microsecond.
+// made, since any fixed instant; that of one that waited for the store is when
+// the store charged it. Time never goes back.
 func (r *Trace) Record(at time.Duration, key string, n int64, d lease.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	k := r.keys[key]
-	if k == nil {
-		limit := r.limits.For(key)
-		level, err := lease.NewLevel(limit)
-		if err != nil {
-			panic("leasetest: " + err.Error()) // a test that made this limit up
-		}
-		k = &record{level: level, limit: limit}
-		r.keys[key] = k
+	if k := r.keyLocked(key); k.book(n, d) {
+		k.level.Add(at, n)
 	}
+}
+
+// RecordAny is Record for decisions that come in no order, for a key that all
+// of them come by it. at counts in whole microseconds, as the store's clock does.
+func (r *Trace) RecordAny(at time.Duration, key string, n int64, d lease.Decision) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if k := r.keyLocked(key); k.book(n, d) {
+		at = at.Truncate(time.Microsecond)
+		k.unordered = append(k.unordered, lease.Admission{Start: at, End: at, N: n})
+	}
+}
+
+func (r *Trace) keyLocked(key string) *record {
+	if k := r.keys[key]; k != nil {
+		return k
+	}
+	limit := r.limits.For(key)
+	level, err := lease.NewLevel(limit)
+	if err != nil {
+		panic("leasetest: " + err.Error()) // a limit that a test made up
+	}
+	k := &record{level: level, limit: limit}
+	r.keys[key] = k
+	return k
+}
+
+// book counts a decision and reports whether it admits anything.
+func (k *record) book(n int64, d lease.Decision) bool {
 	if !d.Allowed {
 		k.refused += n
-		return
+		return false
 	}
 	k.admitted += n
-	k.level.Add(at, n)
+	return n > 0
+}
+
+func (k *record) peak() float64 {
+	return max(k.level.Peak(), lease.PeakLevel(k.limit, k.unordered))
 }
 
 // Admitted returns how many tokens of key were admitted.
 func (r *Trace) Admitted(key string) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if k := r.keys[key]; k != nil {
-		return k.admitted
-	}
-	return 0
+	return r.keyLocked(key).admitted
 }
 
 // Refused returns how many tokens of key were refused.
 func (r *Trace) Refused(key string) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if k := r.keys[key]; k != nil {
-		return k.refused
-	}
-	return 0
+	return r.keyLocked(key).refused
 }
 
 // Peak returns the highest level of key so far.
 func (r *Trace) Peak(key string) float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if k := r.keys[key]; k != nil {
-		return k.level.Peak()
-	}
-	return 0
+	return r.keyLocked(key).peak()
 }
 
 // Check fails t for every key whose level passed its burst.
@@ -97,7 +116,8 @@ func (r *Trace) CheckWithin(t testing.TB, extra float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, k := range r.keys {
-		if got, most := k.level.Peak(), float64(k.limit.Burst)+extra; got > most {
+		const rounding = 1e-6 // of PeakLevel, which works in floating point
+		if got, most := k.peak(), float64(k.limit.Burst)+extra; got > most+rounding {
 			t.Errorf("key %.64q: level = %.3f: want at most %.3f (%v; %d tokens admitted)", key, got, most, k.limit, k.admitted)
 		}
 	}
