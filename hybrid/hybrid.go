@@ -1,9 +1,11 @@
 package hybrid
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/hybridlimit/hybridlimit/lease"
@@ -105,7 +107,8 @@ type Options struct {
 	// decides it. Default 30ms; range 1ms to 1m.
 	RedisTimeout time.Duration
 	// MaxKeys is how many keys this node remembers at a time. Past it the
-	// least used go, and return their tokens. Default 1048576; range 1 to 2^30.
+	// least used go, and return their tokens. A key takes about half a
+	// kilobyte. Default 262144; range 1 to 2^30.
 	MaxKeys int
 	// MaxWaiters is how many requests of one key may wait for Redis at a time;
 	// OnStoreFailure decides those past it. Default 65536; range 1 to 2^30.
@@ -136,8 +139,13 @@ type Limiter struct {
 // of the arguments come back at once. New does not talk to Redis.
 func New(rdb Client, limits Limits, opts Options) (*Limiter, error) {
 	var errs []error
-	if rdb == nil {
+	if isNil(rdb) {
+		rdb = nil
 		errs = append(errs, errors.New("hybrid: rdb is nil: want a go-redis client"))
+	}
+	if isNil(limits) {
+		limits = Limit{} // so that the other problems are found too
+		errs = append(errs, errors.New("hybrid: limits is nil: want a Limit or a LimitFunc"))
 	}
 	if len(opts.Prefix) > 256 {
 		errs = append(errs, fmt.Errorf("hybrid: Options.Prefix is %d bytes: want at most 256", len(opts.Prefix)))
@@ -156,10 +164,44 @@ func New(rdb Client, limits Limits, opts Options) (*Limiter, error) {
 		Version: opts.LimitsVersion, OnFailure: opts.OnStoreFailure,
 	})
 	if err != nil || len(errs) > 0 {
-		return nil, errors.Join(append(errs, err)...)
+		return nil, errors.Join(append(errs, ownNames(err)...)...)
 	}
 	l.cache = cache
 	return l, nil
+}
+
+// isNil reports whether v is nil or holds a nil pointer or function.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	switch r := reflect.ValueOf(v); r.Kind() {
+	case reflect.Pointer, reflect.Func, reflect.Map, reflect.Slice, reflect.Chan:
+		return r.IsNil()
+	}
+	return false
+}
+
+// ownNames takes joined errors apart, and tells those about lease.Options by
+// the names that the fields have here.
+func ownNames(err error) []error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		if bad, ok := errors.AsType[*lease.OptionError](err); ok {
+			names := map[string]string{"Timeout": "RedisTimeout", "Version": "LimitsVersion", "OnFailure": "OnStoreFailure"}
+			field := cmp.Or(names[bad.Field], bad.Field)
+			err = fmt.Errorf("hybrid: Options.%s = %v: want %s", field, bad.Value, bad.Want)
+		}
+		return []error{err}
+	}
+	var all []error
+	for _, e := range joined.Unwrap() {
+		all = append(all, ownNames(e)...)
+	}
+	return all
 }
 
 type noStore struct{}

@@ -76,10 +76,21 @@ func (o *Options) setDefaults() {
 	}
 }
 
+// OptionError says which field of Options is out of range.
+type OptionError struct {
+	Field string
+	Value any
+	Want  string // the accepted range
+}
+
+func (e *OptionError) Error() string {
+	return fmt.Sprintf("lease: Options.%s = %v: want %s", e.Field, e.Value, e.Want)
+}
+
 func (o *Options) validate() error {
 	var errs []error
 	bad := func(field string, value any, want string) {
-		errs = append(errs, fmt.Errorf("lease: Options.%s = %v: want %s", field, value, want))
+		errs = append(errs, &OptionError{field, value, want})
 	}
 	if o.LeasePeriod < 2*time.Millisecond || o.LeasePeriod > time.Hour {
 		bad("LeasePeriod", o.LeasePeriod, "2ms to 1h")

@@ -185,7 +185,8 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 		h.lastWant = max(want, minLease)
 		call.Want += want
 	}
-	giveBack := h.giveBack
+	// Close leaves the books of a call that is already on its way to that call.
+	giveBack := h.giveBack || c.closed.Load()
 	h.refill, h.giveBack = false, false
 	if giveBack {
 		h.drainLocked(c)

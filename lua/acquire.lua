@@ -22,6 +22,7 @@
 local NEVER = 9000000000000000
 local EXACT = 9007199254740992
 local MOST_DEMAND = 4000000000000000 -- so that sums stay exact
+local MOST_TTL = 86400000000
 local SLACK_MS = 1000
 local floor, max, min = math.floor, math.max, math.min
 local STATE = '^1 (%-?%d+)' .. string.rep(' (%d+)', 13) .. '$'
@@ -40,7 +41,8 @@ local function load(s)
     if not v[i] or v[i] > EXACT or v[i] < -EXACT then return nil end
   end
   local burst, count, per, ttl = v[11], v[12], v[13], v[14]
-  if burst < 1 or count < 1 or per < 1 or ttl < 1000 or burst * per > EXACT then return nil end
+  if burst < 1 or count < 1 or per < 1 or burst * per > EXACT then return nil end
+  if ttl < 1000 or ttl > MOST_TTL then return nil end
   if v[1] > burst * per or v[1] < -burst * per then return nil end
   return v
 end

@@ -99,6 +99,9 @@ func Decode(raw string) (State, error) {
 			return State{}, fmt.Errorf("%w: %s = %d: want at least %d", ErrState, fields[10+i], v[10+i], least)
 		}
 	}
+	if most := int64(24 * time.Hour / time.Microsecond); ttl > most {
+		return State{}, fmt.Errorf("%w: ttl_us = %d: want at most %d, a day", ErrState, ttl, most)
+	}
 	// In doubles, as the script does it: the product may not fit an int64.
 	units, full := float64(v[0]), float64(burst)*float64(perUS)
 	if full > exact {
