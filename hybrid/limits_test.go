@@ -33,7 +33,7 @@ func TestCloseReturnsLeases(t *testing.T) {
 	l, rdb, _ := bugNode(t, hybrid.PerSecond(10, 1000), hybrid.Options{LeasePeriod: 10 * time.Second})
 	s := lua.NewStore(rdb, lua.Options{})
 	for range 200 {
-		l.Allow(t.Context(), "k")
+		_, _ = l.Allow(t.Context(), "k")
 		if st, _, _ := s.Inspect(t.Context(), "k"); st.Outstanding[0] > 0 {
 			break
 		}
@@ -110,7 +110,7 @@ func TestZeroLimitMeetsWaiters(t *testing.T) {
 		wg.Go(func() {
 			for range 500 {
 				if g == 0 {
-					l.AllowLimit(t.Context(), "k", hybrid.Limit{}, 1)
+					_, _ = l.AllowLimit(t.Context(), "k", hybrid.Limit{}, 1)
 					if v, err := m.Get("hybridlimit:tb1:{k}"); err == nil {
 						if _, err := lua.Decode(v); err != nil {
 							bad = err.Error()
@@ -133,13 +133,13 @@ func TestZeroLimitThenClose(t *testing.T) {
 	s := lua.NewStore(rdb, lua.Options{})
 	limit := hybrid.Limit{Rate: 0.001, Burst: 1000}
 	for range 500 {
-		l.AllowLimit(t.Context(), "k", limit, 1)
+		_, _ = l.AllowLimit(t.Context(), "k", limit, 1)
 		if st, _, _ := s.Inspect(t.Context(), "k"); st.Outstanding[0] > 0 {
 			break
 		}
 	}
 	before, _, _ := s.Inspect(t.Context(), "k")
-	l.AllowLimit(t.Context(), "k", hybrid.Limit{}, 1)
+	_, _ = l.AllowLimit(t.Context(), "k", hybrid.Limit{}, 1)
 	l.Close(t.Context())
 	if st, found, err := s.Inspect(t.Context(), "k"); err != nil || !found {
 		t.Errorf("before %v of %v; after a zero limit and Close: %+v, %v, %v: the next call finds a full bucket", before.Tokens, before.Limit, st, found, err)

@@ -324,7 +324,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 		w.decide(h.admitted(h.heldLocked(), g.Source))
 	}
 	h.keepLocked(c, sent, now, bound, g)
-	h.paceLocked(c, now, call, g)
+	h.paceLocked(c, now, g)
 
 	// Those whom the store could not serve, then those who came meanwhile.
 	for w := aboard.head; w != nil; {
@@ -366,7 +366,7 @@ func (h *holding) keepLocked(c *Cache, sent, now, n int64, g *Grant) {
 }
 
 // paceLocked decides when the next call for more may be made.
-func (h *holding) paceLocked(c *Cache, now int64, call *Call, g *Grant) {
+func (h *holding) paceLocked(c *Cache, now int64, g *Grant) {
 	t := h.terms.Load()
 	if !h.leasing {
 		return

@@ -49,8 +49,12 @@ func (o *ops) pick(values ...int64) int64 { return values[int(o.byte())%len(valu
 
 func (o *ops) call(seen []lease.Grant) (lease.Call, time.Duration) {
 	limits := []lease.Limit{
-		{Rate: 100, Burst: 100}, {Rate: 10.0 / 60, Burst: 20}, {Rate: 1.0 / 3600, Burst: 1},
-		{Rate: 1e9, Burst: 1e9}, {Rate: 1.0 / 3, Burst: 7}, {Rate: 0.123456, Burst: 1000},
+		{Rate: 100, Burst: 100},
+		{Rate: 10.0 / 60, Burst: 20},
+		{Rate: 1.0 / 3600, Burst: 1},
+		{Rate: 1e9, Burst: 1e9},
+		{Rate: 1.0 / 3, Burst: 7},
+		{Rate: 0.123456, Burst: 1000},
 	}
 	b := o.byte()
 	c := lease.Call{Key: "k", Limit: limits[0], TTL: 200 * time.Millisecond, LastEpoch: -1}
@@ -152,4 +156,3 @@ func FuzzAcquire(f *testing.F) {
 		same(t, s, v, m, data)
 	})
 }
-

@@ -169,7 +169,7 @@ func TestProxyTellsPushesFromReplies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close() //nolint:errcheck // the test is over
+	defer server.Close()
 	p := NewProxy(t, server.Addr().String())
 	c := dialRaw(t, p.Addr())
 	c.send(t, "PING\r\n")
@@ -177,7 +177,7 @@ func TestProxyTellsPushesFromReplies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // the test is over
+	defer conn.Close()
 	p.DropReplies(1)
 	if _, err := io.WriteString(conn, ">2\r\n+invalidate\r\n+k\r\n+PONG\r\n"); err != nil {
 		t.Fatal(err)

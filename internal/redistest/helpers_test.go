@@ -42,7 +42,7 @@ func brief(t *testing.T) context.Context {
 func dialable(addr string) bool {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err == nil {
-		conn.Close() //nolint:errcheck // it was only a question
+		conn.Close()
 	}
 	return err == nil
 }

@@ -86,7 +86,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	}
 	p.wg.Go(p.accept)
 	t.Cleanup(func() {
-		p.listener.Close() //nolint:errcheck // a closed listener is what we want
+		p.listener.Close()
 		p.Cut()
 		p.wg.Wait()
 	})

@@ -39,7 +39,7 @@ func dialRaw(t *testing.T, addr string) raw {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() }) //nolint:errcheck // it may be closed already
+	t.Cleanup(func() { conn.Close() })
 	return raw{conn, bufio.NewReader(conn)}
 }
 
@@ -52,7 +52,7 @@ func (c raw) send(t *testing.T, text string) {
 
 func (c raw) want(t *testing.T, value string) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(patience)) //nolint:errcheck // the read will tell
+	c.SetReadDeadline(time.Now().Add(patience))
 	if got, err := readValue(c.r); string(got) != value || err != nil {
 		t.Fatalf("read %q, %v; want %q", got, err, value)
 	}
@@ -61,7 +61,7 @@ func (c raw) want(t *testing.T, value string) {
 // wantOpen checks that the connection is open and that nothing arrives on it.
 func (c raw) wantOpen(t *testing.T) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(instant)) //nolint:errcheck // the read will tell
+	c.SetReadDeadline(time.Now().Add(instant))
 	b, err := c.r.ReadByte()
 	if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
 		t.Fatalf("read %q, %v; want a time-out", b, err)
@@ -71,7 +71,7 @@ func (c raw) wantOpen(t *testing.T) {
 // wantClosed checks that the connection ends without another byte.
 func (c raw) wantClosed(t *testing.T) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(patience)) //nolint:errcheck // the read will tell
+	c.SetReadDeadline(time.Now().Add(patience))
 	b, err := c.r.ReadByte()
 	if timeout, ok := errors.AsType[net.Error](err); err == nil || ok && timeout.Timeout() {
 		t.Fatalf("read %q, %v; want the end", b, err)
@@ -86,7 +86,7 @@ func TestProxyForwards(t *testing.T) {
 		opt.Protocol = protocol
 		opt.DisableIdentity = false
 		c := redis.NewClient(opt)
-		t.Cleanup(func() { c.Close() }) //nolint:errcheck // read-only by now
+		t.Cleanup(func() { c.Close() })
 
 		big := strings.Repeat("\r\n*3\r\n$5", 100_000) // looks like RESP, is data
 		if err := c.Set(t.Context(), "big", big, 0).Err(); err != nil {
@@ -151,7 +151,7 @@ func TestProxyClosesWhatOneSideCloses(t *testing.T) {
 	garbage.send(t, "*1\r\n?\r\n")
 	garbage.wantClosed(t)
 
-	c.Close() //nolint:errcheck // only the effect matters
+	c.Close()
 	eventually(t, func() bool { return p.Conns() == 0 }, "Conns() != 0 after all clients closed")
 	if got := p.Accepted(); got != 3 {
 		t.Errorf("Accepted() = %d, want 3", got)

@@ -132,7 +132,7 @@ func (s *Server) launch() error {
 	if err != nil {
 		return err
 	}
-	defer log.Close() //nolint:errcheck // the child has its own descriptor
+	defer log.Close()
 
 	args := append([]string{
 		"--port", strconv.Itoa(s.port),
@@ -185,7 +185,7 @@ func answers(addr string, pid int) bool {
 	if err != nil {
 		return false
 	}
-	defer conn.Close() //nolint:errcheck // nothing was promised on it
+	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		return false
 	}
@@ -339,7 +339,7 @@ func (s *Server) Info(t testing.TB, section string) map[string]string {
 	opt := Options(s.Addr())
 	opt.ReadTimeout = infoTimeout
 	c := redis.NewClient(opt)
-	defer c.Close() //nolint:errcheck // the answer is in, or the test fails
+	defer c.Close()
 	text, err := c.Info(ctx, section).Result()
 	if err != nil {
 		t.Fatalf("redistest: INFO %s of %s: %v", section, s.Addr(), err)

@@ -318,9 +318,9 @@ func TestServerOutlivesTheThreadThatStartedIt(t *testing.T) {
 func TestServerDiesWithTheTestBinary(t *testing.T) {
 	if os.Getenv("REDISTEST_CHILD") == "1" {
 		s := Start(t)
-		os.Stdout.WriteString(s.Addr() + "\n") //nolint:errcheck // the parent will miss it
+		os.Stdout.WriteString(s.Addr() + "\n")
 		// Blocks until killed, or until the parent is gone.
-		os.Stdin.Read(make([]byte, 1)) //nolint:errcheck // either way it ends
+		os.Stdin.Read(make([]byte, 1))
 		return
 	}
 	if runtime.GOOS != "linux" {
@@ -339,7 +339,7 @@ func TestServerDiesWithTheTestBinary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stdin.Close() //nolint:errcheck // ends the child if nothing else did
+	defer stdin.Close()
 	stdout, err := child.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -356,7 +356,7 @@ func TestServerDiesWithTheTestBinary(t *testing.T) {
 	if err := child.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	child.Wait() //nolint:errcheck // it was killed
+	child.Wait()
 	eventually(t, func() bool { return !dialable(addr) }, "the server on %s outlives its test binary", addr)
 }
 
