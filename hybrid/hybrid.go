@@ -118,7 +118,8 @@ type Options struct {
 	Share Share
 	// LimitsVersion numbers the configuration that the limits come from. While
 	// two versions are alive the higher one wins on every node. With 0 the
-	// latest call wins. Default 0; range 0 to 2^53.
+	// latest call wins. A limit that denies everything is not told to other
+	// nodes: only those that have it deny. Default 0; range 0 to 2^53.
 	LimitsVersion int64
 	// OnStoreFailure decides requests while Redis gives no answer: Deny
 	// (default) or Allow, which does not limit at all meanwhile. Temporary: a
@@ -243,8 +244,9 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 }
 
 // Refund gives back n tokens of a request that was admitted but did not run
-// after all, the sooner the better: the bucket never passes its burst. It
-// waits for Redis. With an error that matches ErrUnknownOutcome or
+// after all. The bucket never passes its burst; but a token that it has
+// refilled since, burst/rate after the request at the latest, must not be
+// refunded: that would admit it twice. It waits for Redis. With an error that matches ErrUnknownOutcome or
 // ErrNotExecuted the tokens may be lost, which can only admit less.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	return l.cache.Refund(ctx, key, n)

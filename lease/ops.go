@@ -14,7 +14,8 @@ func (c *Cache) Peek(ctx context.Context, key string) (Decision, error) { return
 // after all. The bucket never passes what its burst leaves beside outstanding
 // leases. It waits for the store; an error that matches ErrUnknownOutcome or
 // ErrNotExecuted means that the tokens are lost, which can only admit less.
-// Sooner is better: a refund to a full bucket is worth nothing.
+// A token that the bucket has refilled since, burst/rate after the request at
+// the latest, must not be refunded: that would admit it twice.
 func (c *Cache) Refund(ctx context.Context, key string, n int64) error {
 	h, err := c.holdingOf(key)
 	if err != nil {

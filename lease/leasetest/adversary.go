@@ -189,7 +189,7 @@ func (a *adversary) wander(r *rand.Rand, steps int) {
 			a.clock.Advance(time.Duration(r.Int64N(int64(a.ttl) * 3 / 2)))
 		case 7: // the edges: of an epoch, of a lease
 			at := a.clock.Now()
-			next := (at/a.ttl + 1) * a.ttl
+			next := at.Truncate(a.ttl) + a.ttl
 			if len(a.leases) > 0 && r.IntN(2) == 0 {
 				next = a.leases[0].deadline
 			}

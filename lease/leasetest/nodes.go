@@ -282,26 +282,31 @@ func (w *Nodes) carried(i int, call lease.Call, answer lease.Answer) {
 }
 
 // CheckPromise fails t unless a denial keeps its word: a request of n tokens on
-// node i is denied, the same request RetryAfter later is admitted, and one a
-// microsecond before that is not. setup makes the same nodes each time, with
-// nobody else asking.
+// node i is denied, and the same request RetryAfter later is admitted. setup
+// makes the same nodes each time, with nobody else asking.
 func CheckPromise(t testing.TB, setup func() *Nodes, i int, key string, n int64) (retryAfter time.Duration) {
 	t.Helper()
-	for _, early := range []time.Duration{0, time.Microsecond} {
-		w := setup()
-		d := w.Take(i, key, n)
-		if d.Allowed {
-			t.Fatalf("at %v: Take(%d) = %+v: want a denial", w.Now(), n, d)
-		}
-		if d.RetryAfter <= early {
-			t.Fatalf("at %v: Take(%d) = %+v: want a wait", w.Now(), n, d)
-		}
-		retryAfter = d.RetryAfter
-		w.Advance(d.RetryAfter - early)
-		if again := w.Take(i, key, n); again.Allowed != (early == 0) {
-			t.Errorf("Take(%d) %v before the %v promised = %+v: want allowed = %v", n, early, d.RetryAfter, again, early == 0)
-		}
-		w.Check()
+	return promise(t, setup(), i, key, n, 0)
+}
+
+// CheckExactPromise is CheckPromise that also has the request come a microsecond
+// too early: it is denied again.
+func CheckExactPromise(t testing.TB, setup func() *Nodes, i int, key string, n int64) (retryAfter time.Duration) {
+	t.Helper()
+	promise(t, setup(), i, key, n, time.Microsecond)
+	return promise(t, setup(), i, key, n, 0)
+}
+
+func promise(t testing.TB, w *Nodes, i int, key string, n int64, early time.Duration) time.Duration {
+	t.Helper()
+	d := w.Take(i, key, n)
+	if d.Allowed || d.RetryAfter <= early {
+		t.Fatalf("at %v: Take(%d) = %+v: want a denial, and a wait", w.Now(), n, d)
 	}
-	return retryAfter
+	w.Advance(d.RetryAfter - early)
+	if again := w.Take(i, key, n); again.Allowed != (early == 0) {
+		t.Errorf("Take(%d) %v before the %v promised = %+v: want allowed = %v", n, early, d.RetryAfter, again, early == 0)
+	}
+	w.Check()
+	return d.RetryAfter
 }

@@ -168,7 +168,7 @@ func Scenario08(t *testing.T, b Backend) {
 		}
 		return w
 	}
-	wait := CheckPromise(t, setup, 0, key, 1)
+	wait := CheckExactPromise(t, setup, 0, key, 1)
 	t.Logf("next one after %v", wait)
 	CheckAtMost(t, "seconds to wait", wait.Seconds(), (period + period/4).Seconds())
 }

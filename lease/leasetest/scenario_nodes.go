@@ -253,13 +253,20 @@ func Scenario46(t *testing.T, b Backend) {
 	w.Check()
 
 	// An emptied bucket, and the memory of a refusal of 1.
-	for _, cost := range []int64{1, 2, 50, 500, 1000} {
-		CheckPromise(t, func() *Nodes {
+	emptied := func(leased int64) func() *Nodes {
+		return func() *Nodes {
 			w := NewNodes(t, b, 1, limit, leasing(lease.ShareEqual))
+			if leased > 0 { // by a node that died since
+				w.Store.Acquire(t.Context(), []lease.Call{{Key: key, Limit: limit, TTL: ttl, Want: leased, LastEpoch: -1, Share: lease.ShareNone}})
+			}
 			for w.Take(0, key, 1).Allowed {
 			}
 			return w
-		}, 0, key, cost)
+		}
+	}
+	for _, cost := range []int64{1, 2, 50, 500, 1000} {
+		CheckExactPromise(t, emptied(0), 0, key, cost)
+		CheckPromise(t, emptied(900), 0, key, cost)
 	}
 	// A larger cost was refused: a smaller one may be met all the same.
 	w = NewNodes(t, b, 1, limit, leasing(lease.ShareEqual))

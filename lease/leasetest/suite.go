@@ -144,7 +144,7 @@ func (s *subject) look(remaining, outstanding int64) lease.Grant {
 func (s *subject) after(d time.Duration) { s.clock.Advance(d) }
 
 // toEpoch moves the clock to the start of the next epoch.
-func (s *subject) toEpoch() { s.clock.Set((s.clock.Now()/s.ttl + 1) * s.ttl) }
+func (s *subject) toEpoch() { s.clock.Set(s.clock.Now().Truncate(s.ttl) + s.ttl) }
 
 // equal fails t unless got is want.
 func equal[T comparable](t *testing.T, what string, got, want T) {
@@ -254,10 +254,14 @@ func testReports(s *subject) {
 	// More than is out takes what is out, of that epoch alone.
 	equal(s.t, "outstanding, too much reported", report(lease.Report{Epoch: first.Epoch, Spent: 1e15}).Outstanding, 25)
 	s.look(50, 25)
-	s.toEpoch()
-	s.toEpoch()
+	equal(s.t, "outstanding, too much reported", report(lease.Report{Epoch: second.Epoch, Spent: 1e15, Returned: 1}).Outstanding, 0)
 	s.look(50, 0)
-	equal(s.t, "remaining, reported after its end", report(lease.Report{Epoch: second.Epoch, Returned: 25}).Remaining, 50)
+	third := s.lease(50, 50)
+	s.look(0, 50)
+	s.toEpoch()
+	s.toEpoch()
+	s.look(0, 0)
+	equal(s.t, "remaining, returned after its end", report(lease.Report{Epoch: third.Epoch, Returned: 25}).Remaining, 0)
 }
 
 func testReturns(s *subject) {
@@ -321,10 +325,10 @@ func testRetryAfter(s *subject) {
 // testRetryAfterLeases waits for tokens that leases keep from coming in: the
 // promise is exact all the same.
 func testRetryAfterLeases(s *subject) {
-	for _, phase := range []time.Duration{0, 1, 250_000, 999_999} { // µs into the epoch
+	for _, phase := range []time.Duration{0, time.Microsecond, s.ttl / 4, s.ttl - time.Microsecond} {
 		for _, leased := range [][2]int64{{100, 0}, {50, 50}, {30, 0}, {0, 100}, {95, 3}} {
 			for _, need := range []int64{1, 3, 50, 71, 100} {
-				s.promise(phase*time.Microsecond, leased, need)
+				s.promise(phase, leased, need)
 			}
 		}
 	}

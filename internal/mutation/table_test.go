@@ -1,0 +1,200 @@
+package mutation
+
+// mutations are those of the protocol notes, and some more. Of the store's rules
+// each is made twice: in the script and in the reference.
+var mutations = []mutation{
+	// The store: the reference.
+	{
+		"reference: reports before refill", "lease/leasetest/bucket.go",
+		"\tb.advance(now)\n\n\tdirty = b.configure(now, call, count, perUS, ttl) || dirty\n\tdirty = b.settle(call) || dirty\n",
+		"\tdirty = b.settle(call) || dirty\n\tb.advance(now)\n\n\tdirty = b.configure(now, call, count, perUS, ttl) || dirty\n",
+		"lease", "^TestScenario15_LateReport$",
+	},
+	{
+		"reference: leases do not count against the burst", "lease/leasetest/bucket.go",
+		"\troom := (b.burst-b.out0-b.out1)*b.perUS - b.units\n\tdt :=", "\troom := b.burst*b.perUS - b.units\n\tdt :=",
+		"lease", "^TestScenario13_Hoard$|^TestScenario14_GiveBack$",
+	},
+	{
+		"reference: an epoch dropped as soon as it ends", "lease/leasetest/bucket.go",
+		"\t\tb.out1, b.out0 = b.out0, 0\n", "\t\tb.out1, b.out0 = 0, 0\n",
+		"lease", "^TestScenarioAny$",
+	},
+	{
+		"reference: expiry without two ttl", "lease/leasetest/bucket.go",
+		"full := b.refillTime(b.burst*b.perUS-b.units) + 2*b.ttl", "full := b.refillTime(b.burst*b.perUS - b.units)",
+		"lease", "^TestStoreInMemory$",
+	},
+	{
+		"reference: a return stays outstanding", "lease/leasetest/bucket.go",
+		"\t\t*out -= returned\n", "",
+		"lease", "^TestStoreInMemory$",
+	},
+	{
+		"reference: a report takes more than is out", "lease/leasetest/bucket.go",
+		"spent := min(r.Spent, *out)", "spent := r.Spent",
+		"lease", "^TestStoreInMemory$",
+	},
+	{
+		"reference: no pace", "lease/leasetest/bucket.go",
+		"\t\tg.Pace = micros(b.ttl / 2)\n", "",
+		"lease", "^TestScenario02_OneNodeSaturates$|^TestScenario11_HerdAfterExhaustion$",
+	},
+
+	// The store: the script.
+	{
+		"script: reports before refill", "lua/acquire.lua",
+		"  -- 1. Time, with the outstanding tokens as they were: refill before reports.\n",
+		"  for r = 6, 9, 3 do\n" +
+			"    if arg(r) == epoch then out0 = max(0, out0 - arg(r + 1)) ARGV[a + r + 1] = '0'\n" +
+			"    elseif arg(r) == epoch - 1 then out1 = max(0, out1 - arg(r + 1)) ARGV[a + r + 1] = '0' end\n" +
+			"  end\n",
+		"lua", "^TestScenario15_LateReport$",
+	},
+	{
+		"script: leases do not count against the burst", "lua/acquire.lua",
+		"local room = (burst - out0 - out1) * per - units\n    local dt", "local room = burst * per - units\n    local dt",
+		"lua", "^TestScenario13_Hoard$|^TestScenario14_GiveBack$",
+	},
+	{
+		"script: an epoch dropped as soon as it ends", "lua/acquire.lua",
+		"out1, out0, act1, act0, dem1, dem0 = out0, 0, act0, 0, dem0, 0", "out1, out0, act1, act0, dem1, dem0 = 0, 0, act0, 0, dem0, 0",
+		"lua", "^TestScenarioAny$",
+	},
+	{
+		"script: expiry without two ttl", "lua/acquire.lua",
+		"(fill + 2 * ttl)", "fill",
+		"lua", "^TestScenario28_Expiry$",
+	},
+	{
+		"script: a return stays outstanding", "lua/acquire.lua",
+		"      out0 = out0 - spent - returned\n", "      out0 = out0 - spent\n",
+		"lua", "^TestStoreInProcess$",
+	},
+	{
+		"script: a report takes more than is out", "lua/acquire.lua",
+		"      returned = min(returned, out0 - spent)\n", "",
+		"lua", "^TestStoreInProcess$",
+	},
+	{
+		"script: no pace", "lua/acquire.lua",
+		"then pace = period end", "then pace = 0 end",
+		"lua", "^TestScenario02_OneNodeSaturates$|^TestScenario11_HerdAfterExhaustion$",
+	},
+	{
+		"script: an older limit wins", "lua/acquire.lua",
+		"local accept = c_version > version", "local accept = c_version >= version",
+		"lua", "^TestStoreInProcess$",
+	},
+	{
+		"script: time of the client", "lua/acquire.lua",
+		"local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])", "local now = tonumber(clock[1]) * 1000000",
+		"lua", "^TestStoreInProcess$",
+	},
+
+	// What is sent.
+	{
+		"a call whose outcome is unknown is sent again", "lua/store.go",
+		"NoRetry() bool { return true }", "NoRetry() bool { return false }",
+		"lua", "^TestScenario17_ReplyLost$",
+	},
+	{
+		"an unknown outcome taken for none", "lua/errors.go",
+		"op.Op == \"dial\"", "op.Op != \"\"",
+		"lua", "^TestScenario17_ReplyLost$",
+	},
+
+	// The node.
+	{
+		"deadline from receipt", "lease/refill.go",
+		"tokens: leased, deadline: sent + int64(g.TTL)", "tokens: leased, deadline: now + int64(g.TTL)",
+		"lease", "^TestScenario19_LateReply$",
+	},
+	{
+		"late replies kept", "lease/refill.go",
+		"deadline: sent + int64(g.TTL), forget: sent + 2*int64(call.TTL)}\n\t\tif now >= b.deadline {",
+		"deadline: max(now+1e9, sent+int64(g.TTL)), forget: sent + 2*int64(call.TTL)}\n\t\tif now >= b.deadline {",
+		"lease", "^TestScenario19_LateReply$",
+	},
+	{
+		"leases spent after their deadline", "lease/holding.go",
+		"case h.current.deadline != 0 && now >= h.current.deadline:", "case h.current.deadline != 0 && now < 0:",
+		"lease", "^TestScenario19_LeaseEnds$",
+	},
+	{
+		"coarse clock believed to the end", "lease/holding.go",
+		"h.spendUntil.Store(b.deadline - int64(coarseLag))", "h.spendUntil.Store(b.deadline)",
+		"lease", "^TestScenario19_LeaseEnds$",
+	},
+	{
+		"leases kept over a suspension", "lease/clock.go",
+		"return !first && gap > int64(suspendGap)", "return !first && gap < 0",
+		"lease", "^TestScenario23_Suspended$",
+	},
+	{
+		"reports again after an unknown outcome", "lease/refill.go",
+		"case errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):",
+		"case errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected), errors.Is(err, ErrUnknownOutcome):",
+		"lease", "^TestReportsAfterFailures$",
+	},
+	{
+		"reports again after an answer", "lease/refill.go",
+		"\t\th.unreported = h.unreported[:last]\n", "",
+		"lease", "^TestScenario01_HalfDemand$|^TestScenario07_DemandMoves$",
+	},
+	{
+		"reports lost after a refusal", "lease/refill.go",
+		"\t\t\t\tu.Spent += r.Spent\n", "",
+		"lease", "^TestReportsAfterFailures$",
+	},
+	{
+		"pace ignored", "lease/refill.go",
+		"\th.lastEpoch = g.Epoch\n", "\th.lastEpoch = g.Epoch\n\tg.Pace = 0\n",
+		"lease", "^TestScenario02_OneNodeSaturates$|^TestScenario11_HerdAfterExhaustion$",
+	},
+	{
+		"only admitted requests are demand", "lease/holding.go",
+		"h.demand += float64(h.arrived) + float64(h.refused.Swap(0))", "h.demand += float64(h.arrived) + 0*float64(h.refused.Swap(0))",
+		"lease", "^TestScenario05_ProportionalShares$",
+	},
+	{
+		"a refusal remembered for smaller costs", "lease/holding.go",
+		"now >= r.pace && (n < r.cost || now >= r.until)", "now >= r.pace && now >= r.until",
+		"lease", "^TestScenario46_MixedCosts$",
+	},
+	{
+		"retry after a smaller cost's", "lease/holding.go",
+		"at := float64(r.metAt) + float64(n-r.cost)*r.nsPerToken", "at := float64(r.metAt) + 0*float64(n-r.cost)*r.nsPerToken",
+		"lease", "^TestScenario46_MixedCosts$",
+	},
+	{
+		"leases not given back on Close", "lease/janitor.go",
+		"\t\th.drainLocked(c)\n\t\th.queue.giveUp()\n\t\tif len", "\t\th.queue.giveUp()\n\t\tif len",
+		"lease", "^TestScenario21_Shutdown$",
+	},
+	{
+		"no call on Close", "lease/refill.go",
+		"giveBack := h.giveBack || c.closed.Load()", "giveBack := h.giveBack && !c.closed.Load()",
+		"lease", "^TestScenario21_Shutdown$",
+	},
+	{
+		"returned tokens kept", "lease/holding.go",
+		"\th.later = h.later[:0]\n\th.more.Store(false)\n\tc.ledger.returned.Add(returned)\n", "\tc.ledger.returned.Add(returned)\n",
+		"lease", "^TestScenario07_DemandMoves$|^TestScenario21_Shutdown$|^TestScenario46_MixedCosts$",
+	},
+	{
+		"tokens charged at once leased too", "lease/refill.go",
+		"leased := g.Tokens - g.Bound;", "leased := g.Tokens;",
+		"lease", "^TestScenario02_OneNodeSaturates$|^TestScenario08_WholeBurst$",
+	},
+	{
+		"two calls for a key at a time", "lease/refill.go",
+		"if h.flying || c.closed.Load() {", "if c.closed.Load() {",
+		"lease", "^TestScenario10_ThunderingHerd$",
+	},
+	{
+		"a second lease hidden by a refusal", "lease/cache.go",
+		" && !h.more.Load()", "",
+		"lease", "^TestScenario08_WholeBurst$",
+	},
+}
