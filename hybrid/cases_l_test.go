@@ -695,7 +695,7 @@ func TestL16_CloseBesideRefill(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.warm()
 		limit := hybrid.Limit{Rate: 1000 / (200 * 365 * 24 * 3600.0), Burst: 1000}
-		for i := range 200 {
+		for i := range 100 {
 			key := fmt.Sprint("k", i)
 			l := w.node(limit, hybrid.Options{})
 			tr := w.trace(limit)

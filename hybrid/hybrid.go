@@ -12,15 +12,19 @@ import (
 	"github.com/hybridlimit/hybridlimit/lua"
 )
 
-// The words of the lease protocol that its users need.
+// The words of the lease protocol that its users need. They are defined in
+// package lease: go doc lease.Decision shows the fields and methods.
 type (
-	// Limit is Rate tokens per second and Burst tokens at most at one instant.
+	// Limit is Rate tokens per second (0 to 1e12) and Burst tokens at most at one
+	// instant (0 to 1e15). A limit with either 0 denies everything.
 	Limit = lease.Limit
 	// Limits tells the limit of each key. A Limit is one: the same for all.
 	Limits = lease.Limits
 	// LimitFunc is a Limits in one function.
 	LimitFunc = lease.LimitFunc
-	// Decision is the answer to one request. The zero Decision denies.
+	// Decision is the answer to one request: Allowed, Limit, Remaining,
+	// RetryAfter, ResetAfter and Source. The zero Decision denies. RetryAfter is
+	// the longest Duration for what can never be admitted.
 	Decision = lease.Decision
 	// Source says what made a Decision.
 	Source = lease.Source
@@ -46,7 +50,7 @@ const (
 	SourceMemory = lease.SourceMemory // memory of a recent refusal: no round trip
 	SourceLimit  = lease.SourceLimit  // the limit denies everything
 	SourcePolicy = lease.SourcePolicy // Options.OnStoreFailure
-	SourceLocal  = lease.SourceLocal  // this node's share, while Redis is down
+	SourceLocal  = lease.SourceLocal  // this node's share, while Redis is down (not yet)
 )
 
 // MaxRate and MaxBurst bound a Limit, in tokens per second and tokens.
@@ -57,12 +61,12 @@ const (
 
 // How nodes divide a bucket, and what decides when Redis does not answer.
 const (
-	ShareEqual        = lease.ShareEqual
-	ShareProportional = lease.ShareProportional
-	ShareNone         = lease.ShareNone
+	ShareEqual        = lease.ShareEqual        // equal parts, and what others leave
+	ShareProportional = lease.ShareProportional // by each node's part of the demand
+	ShareNone         = lease.ShareNone         // first come, first served
 
-	Deny  = lease.Deny
-	Allow = lease.Allow
+	Deny  = lease.Deny  // refuse
+	Allow = lease.Allow // admit, uncounted
 )
 
 // Errors of a Limiter's methods; compare with errors.Is.
@@ -260,7 +264,9 @@ func (l *Limiter) Reset(ctx context.Context, key string) error { return l.cache.
 // remembers: fine at the pace of metrics, not per request.
 func (l *Limiter) Stats() Stats { return l.cache.Stats() }
 
-// Close stops the Limiter and returns its leases to Redis, until ctx ends.
+// Close stops the Limiter and returns its leases to Redis, until ctx ends. An
+// error says that some may not have been returned: Redis forgets them within four
+// lease periods. After it every method returns ErrClosed, as a second Close does.
 func (l *Limiter) Close(ctx context.Context) error { return l.cache.Close(ctx) }
 
 // Key is a key that is already looked up: Allow through it saves hashing and

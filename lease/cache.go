@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +36,7 @@ type Cache struct {
 	ledger  ledger
 	counts  counts
 
+	random  func() float64  // jitter, 0 to 1
 	base    context.Context // ends when Close gives up; parent of every call
 	giveUp  context.CancelFunc
 	done    chan struct{} // closed by Close: stops the ticker
@@ -67,6 +69,10 @@ func newCache(store Store, limits Limits, opts Options, stepped bool) (*Cache, e
 	}
 	c.table.init()
 	c.clock.base, c.clock.stepped = time.Now(), stepped
+	c.random = rand.Float64
+	if stepped {
+		c.random = rand.New(rand.NewPCG(1, 2)).Float64 // the same run each time
+	}
 	c.dog.wall = func() int64 { return time.Now().UnixNano() }
 	c.base, c.giveUp = context.WithCancel(context.Background())
 	return c, nil

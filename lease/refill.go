@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"math/rand/v2"
 	"time"
 )
 
@@ -278,7 +277,7 @@ func (h *holding) failLocked(c *Cache, now int64, aboard waiters, err error) {
 	}
 	wait := min(failBackoff<<min(h.failures, 10), maxFailBackoff)
 	h.failures++
-	h.failUntil = now + int64(float64(wait)*(1+rand.Float64()/4))
+	h.failUntil = now + int64(float64(wait)*(1+c.random()/4))
 	h.refill = false
 	aboard.giveUp()
 	h.queue.giveUp()
@@ -341,7 +340,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	}
 	h.queue.pushFront(aboard)
 	h.serveLocked(c, now)
-	h.refuseLocked(sent, now, call, g)
+	h.refuseLocked(c, sent, now, call, g)
 }
 
 // keepLocked keeps n tokens that were charged for requests that have left. The
@@ -376,7 +375,7 @@ func (h *holding) paceLocked(c *Cache, now int64, g *Grant) {
 			return // too few for this cost; a smaller one may still ask
 		}
 		// Too few for all: everybody waits a period, a little apart.
-		h.paceUntil = now + int64(float64(g.Pace)*(1+rand.Float64()/10))
+		h.paceUntil = now + int64(float64(g.Pace)*(1+c.random()/10))
 		h.early = -1
 		h.low.Store(-1)
 		return
@@ -418,7 +417,7 @@ func (h *holding) serveLocked(c *Cache, now int64) {
 }
 
 // refuseLocked remembers a refusal and refuses those it covers.
-func (h *holding) refuseLocked(sent, now int64, call *Call, g *Grant) {
+func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant) {
 	if call.Want == 0 {
 		return // a look, or a report
 	}
@@ -433,7 +432,7 @@ func (h *holding) refuseLocked(sent, now int64, call *Call, g *Grant) {
 		// least a second and never longer than the promise. Jittered apart.
 		wait := max(time.Second, g.RetryAfter/2)
 		if wait < time.Hour*24*365 {
-			wait = time.Duration(float64(wait) * (1 + rand.Float64()/4))
+			wait = time.Duration(float64(wait) * (1 + c.random()/4))
 		}
 		if g.Outstanding > 0 {
 			// Whatever others hold is back, or has expired, within a TTL.

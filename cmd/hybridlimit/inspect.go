@@ -35,7 +35,7 @@ KEY is the limiter's key. The HTTP service makes it from service and user_id, as
 service:user_id; in the service '%' and ':' are written %25 and %3A.`,
 		Example: `  hybridlimit inspect api:u1 --redis redis://localhost:6379/0
   hybridlimit inspect api:u1 --json | jq .tokens_now`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("KEY"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			at := redisURL(cmd, url)
 			if at == "" {

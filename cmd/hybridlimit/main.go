@@ -48,6 +48,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		fmt.Fprintln(stderr, "hybridlimit: interrupted")
+		return exitError
+	}
 	fmt.Fprintf(stderr, "hybridlimit: %v\n", err)
 	// Cobra has no type for its own complaints, but they all come first: an
 	// error before a command began is about how it was called.
@@ -92,6 +96,24 @@ func markRun(root *cobra.Command) (ran *bool) {
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
+
+// noArgs refuses arguments of a command that has none.
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("takes no arguments, but was given %q", args)
+	}
+	return nil
+}
+
+// oneArg wants exactly one argument, called name.
+func oneArg(name string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("want one argument, %s, but was given %d", name, len(args))
+		}
+		return nil
+	}
+}
 
 // redisURL returns the value of cmd's flag --redis: as given, else from the
 // environment. The flag has no default of its own, for help would print it.

@@ -41,7 +41,7 @@ through real limiter nodes and the real Redis script.
 
 Without --redis it uses virtual time, the log's own timestamps, and a Redis in
 this process whose clock follows them; with --redis it runs in real time
-against that server. --speed N compresses the log's time N times in either
+against that server, in keys that expire. --speed N compresses the log's time N times in either
 mode; the limit stays as given.
 
 ideal_admitted is what one exact bucket per key would have admitted; max_level
@@ -49,7 +49,7 @@ is the highest level any key's admissions reached: the limit held if it is at
 most the burst.`,
 		Example: `  hybridlimit replay access.log.gz --key ip --limit 10/m --burst 20 --nodes 4
   zcat logs/*.gz | hybridlimit replay - --key none --limit 500/s --burst 500 --speed 100 --json`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runReplay(cmd.Context(), f, args[0], cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -71,7 +71,7 @@ most the burst.`,
 func runReplay(ctx context.Context, f replayFlags, file string, stdin io.Reader, stdout, stderr io.Writer) error {
 	opts, key, err := f.options()
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	log, err := readLog(file, stdin, stderr)
 	if err != nil {
@@ -92,6 +92,8 @@ func runReplay(ctx context.Context, f replayFlags, file string, stdin io.Reader,
 		}
 		defer closeRedis()
 		opts.Redis = rdb
+	} else if !f.json {
+		fmt.Fprintln(stderr, "virtual time, on a Redis inside this process (--redis URL for a real one)")
 	}
 	bar := newBar(stderr, int64(len(trace)), "replaying")
 	opts.Progress = func(done int) {
@@ -125,13 +127,21 @@ func (f replayFlags) options() (opts bench.ReplayOptions, key accesslog.KeyFunc,
 		Limit: hybrid.Limit{Rate: rate, Burst: f.burst}, Nodes: f.nodes, Spread: bench.Spread(f.spread),
 		LeasePeriod: f.period, RedisTimeout: f.redisTimeout,
 	}
-	if f.burst < 1 || f.burst > hybrid.MaxBurst {
+	if f.burst == 0 {
+		errs = append(errs, errors.New("--burst is required, as in --burst 20"))
+	} else if f.burst < 1 || f.burst > hybrid.MaxBurst {
 		errs = append(errs, fmt.Errorf("--burst = %d: want 1 to 1e15", f.burst))
 	} else {
 		errs = append(errs, opts.Limit.Validate())
 	}
 	if !(f.speed > 0 && f.speed <= 1e9) {
 		errs = append(errs, fmt.Errorf("--speed = %g: want above 0 to 1e9", f.speed))
+	}
+	if f.period < 2*time.Millisecond || f.period > time.Hour {
+		errs = append(errs, fmt.Errorf("--lease-period = %v: want 2ms to 1h", f.period))
+	}
+	if f.redisTimeout < time.Millisecond || f.redisTimeout > time.Minute {
+		errs = append(errs, fmt.Errorf("--redis-timeout = %v: want 1ms to 1m", f.redisTimeout))
 	}
 	if f.nodes < 1 || f.nodes > 1000 {
 		errs = append(errs, fmt.Errorf("--nodes = %d: want 1 to 1000", f.nodes))
@@ -166,6 +176,9 @@ func readLog(file string, stdin io.Reader, stderr io.Writer) (*accesslog.Log, er
 	log, err := accesslog.Read(in, accesslog.Options{Progress: func(read int64) { bar.Set(int(read)) }})
 	bar.Finish()
 	if err != nil {
+		if file == "-" {
+			file = "standard input"
+		}
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return log, nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,6 +21,9 @@ import (
 // With the 10 s for requests that have begun it stays well below the 30 s that
 // service managers wait before they kill.
 const returnTimeout = 5 * time.Second
+
+// watchInterval is how often the counters are looked at for trouble with Redis.
+const watchInterval = time.Second
 
 // opener is openRedis, or a test's.
 type opener func(ctx context.Context, url string) (redis.UniversalClient, bool, func(), error)
@@ -52,7 +56,7 @@ begun, and returns unused tokens to Redis.`,
 		Example: `  hybridlimit serve
   hybridlimit serve --listen :8080 --redis redis://localhost:6379/0
   hybridlimit serve --redis redis+sentinel://s1:26379,s2:26379/mymaster`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, log := cmd.Context(), newLog(cmd.ErrOrStderr())
 			if err := checkServe(listen, opts); err != nil {
@@ -110,6 +114,11 @@ func checkServe(listen string, opts hybrid.Options) error {
 // serve answers on l until ctx ends, and closes limiter.
 func serve(ctx context.Context, l net.Listener, limiter *hybrid.Limiter, log *slog.Logger) error {
 	log.Info("listening", "addr", l.Addr().String())
+	watching, stopWatch := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { watchRedis(watching, limiter, log) })
+	defer watch.Wait()
+	defer stopWatch()
 	err := server.New(limiter, server.Options{Log: log}).Serve(ctx, l)
 
 	// Serve has returned, so no request is left that could be decided by a
@@ -128,6 +137,33 @@ func serve(ctx context.Context, l net.Listener, limiter *hybrid.Limiter, log *sl
 	}
 	log.Info("stopped")
 	return err
+}
+
+// watchRedis logs when Redis stops answering, and when it answers again. Nothing
+// is logged per request, so it looks at the counters.
+func watchRedis(ctx context.Context, limiter *hybrid.Limiter, log *slog.Logger) {
+	ticker := time.NewTicker(watchInterval)
+	defer ticker.Stop()
+	down, last := false, limiter.Stats()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := limiter.Stats()
+		failed := now.Failed - last.Failed
+		answered := (now.Calls - now.NotExecuted - now.Unknown) - (last.Calls - last.NotExecuted - last.Unknown)
+		switch {
+		case failed > 0 && !down:
+			down = true
+			log.Warn("Redis does not answer: requests are decided by --on-store-failure", "requests", failed)
+		case failed == 0 && answered > 0 && down:
+			down = false
+			log.Info("Redis answers again")
+		}
+		last = now
+	}
 }
 
 // newLog writes to w a line per event.

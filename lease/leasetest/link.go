@@ -2,6 +2,7 @@ package leasetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -219,7 +220,8 @@ func (l *Link) toldLocked(calls []lease.Call) {
 	}
 }
 
-// heard books leases that the node learns of.
+// heard books leases that the node learns of, and takes back the reports of
+// calls that it learns were not executed.
 func (l *Link) heard(calls []lease.Call, answers []lease.Answer) []lease.Answer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -227,6 +229,11 @@ func (l *Link) heard(calls []lease.Call, answers []lease.Answer) []lease.Answer 
 		l.untold = map[lot]int64{}
 	}
 	for i, a := range answers {
+		if errors.Is(a.Err, lease.ErrNotExecuted) || errors.Is(a.Err, lease.ErrRejected) {
+			for _, r := range calls[i].Reports {
+				l.untold[lot{calls[i].Key, r.Epoch}] += r.Spent + r.Returned
+			}
+		}
 		if n := a.Grant.Tokens - a.Grant.Bound; n > 0 {
 			l.untold[lot{calls[i].Key, a.Grant.Epoch}] += n
 		}

@@ -55,6 +55,9 @@ func NewNodes(t testing.TB, b Backend, n int, limits lease.Limits, opts lease.Op
 func (w *Nodes) Add(opts lease.Options) int {
 	w.t.Helper()
 	i := len(w.nodes)
+	if opts.Timeout == 0 {
+		opts.Timeout = time.Minute // it is real time, and has no part in this
+	}
 	link := &Link{Store: w.Store}
 	link.Carried = func(call lease.Call, answer lease.Answer) { w.carried(i, call, answer) }
 	node, err := lease.NewStepped(link, w.limit, opts)
