@@ -326,9 +326,12 @@ func TestC07_LeavingCostsNothing(t *testing.T) {
 				}
 				wg.Wait()
 				lost := l.Stats().Lost
+				// 95% of what is refilled, and of that up to 1.1 lease periods' worth
+				// may still be in the bucket.
+				const least = 10 + 143 - 3
 				if impatient == 0 {
-					tr.checkAtLeast(10 + 143)
-				} else if tr.checkAtLeast(10 + 143 - lost); lost > 10+150/int64(impatient) {
+					tr.checkAtLeast(least)
+				} else if tr.checkAtLeast(least - lost); lost > 10+150/int64(impatient) {
 					t.Errorf("%d tokens lost; want no more than the share of the impatient", lost)
 				}
 			})

@@ -106,7 +106,7 @@ func (c *Cache) TakeInto(ctx context.Context, key string, n int64, d *Decision) 
 				h.admit(d, left, SourceLease)
 				low := h.low.Load()
 				if h.left.CompareAndSwap(left+n, left) {
-					if left <= low || left%refreshEvery == 0 {
+					if left <= low || left^(left+n) >= refreshEvery {
 						c.afterHit(h, left)
 					}
 					return nil
@@ -136,7 +136,7 @@ func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) er
 			h.admit(d, left, SourceLease)
 			low := h.low.Load()
 			if h.left.CompareAndSwap(left+n, left) {
-				if left <= low || left%refreshEvery == 0 {
+				if left <= low || left^(left+n) >= refreshEvery {
 					c.afterHit(h, left)
 				}
 				return nil

@@ -97,7 +97,10 @@
 //	a node's clock runs more than 5 % slow                    the leases of that node
 //
 // A node reads a coarse clock on a hit. It is believed only when the deadline
-// is at least 50 ms off, and set anew by every 64th hit besides the ticker.
+// is at least 50 ms off, and set anew by hits, each time they have taken 64
+// tokens of a lease, besides the ticker. So a process that was stopped past a
+// deadline, and whose ticker is not the first to run when it goes on, admits at
+// most 63 tokens and one more request of that lease.
 //
 // # What is lost
 //

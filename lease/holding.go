@@ -78,6 +78,8 @@ type refusal struct {
 	pace       int64   // refuse everything until then: no call for more before that
 	metAt      int64   // when the bucket would have cost tokens
 	nsPerToken float64 // and how long each further one takes
+	room       int64   // what outstanding leases leave of the burst,
+	dropped    int64   // until then at the latest
 }
 
 // covers reports whether n tokens are to be refused at now, and when they would
@@ -86,19 +88,29 @@ func (r *refusal) covers(now, n int64) (retryAt int64, ok bool) {
 	if r == nil || now >= r.pace && (n < r.cost || now >= r.until) {
 		return 0, false
 	}
-	return max(r.pace, now+1, r.metFor(n)), true
+	retryAt = max(r.pace, now+1, r.metFor(n))
+	if n >= r.cost {
+		retryAt = max(retryAt, r.until) // refused here until then
+	}
+	return retryAt, true
 }
 
 // metFor returns when the bucket would have n tokens, saturating.
 func (r *refusal) metFor(n int64) int64 {
-	at := float64(r.metAt) + float64(n-r.cost)*r.nsPerToken
-	if at >= float64(math.MaxInt64) {
-		return math.MaxInt64
-	}
 	if n == r.cost {
 		return r.metAt // exactly
 	}
-	return int64(math.Ceil(at))
+	// The bucket counts in whole microseconds, and metAt is rounded up to one.
+	us := func(tokens int64) float64 { return math.Ceil(float64(tokens)*r.nsPerToken/1e3) * 1e3 }
+	at := float64(r.metAt) + us(n-r.cost)
+	if n > r.room {
+		// Leases hold up refill at room until they are dropped.
+		at = max(at, float64(r.dropped)+us(n-r.room))
+	}
+	if at >= float64(math.MaxInt64) {
+		return math.MaxInt64
+	}
+	return int64(at)
 }
 
 // admit fills in d, the zero Decision, for a request that was admitted, leaving

@@ -230,6 +230,8 @@ func (c *Cache) Close(ctx context.Context) error {
 		h.mu.Unlock()
 		return true
 	})
+	c.send.Lock()   // launchLocked adds to running under it, or sees closed
+	c.send.Unlock() //nolint:staticcheck // empty on purpose
 	for _, h := range open {
 		c.submit(h)
 	}

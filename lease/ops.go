@@ -53,9 +53,13 @@ func (c *Cache) tell(ctx context.Context, h *holding, call Call) error {
 	call.TTL, call.LastEpoch = max(2*t.period, minTTL), -1
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timeout)
 	defer cancel()
-	answer := c.store.Acquire(ctx, []Call{call})[0]
+	answers := c.store.Acquire(ctx, []Call{call})
 	c.ledger.calls.Add(1)
 	c.ledger.trips.Add(1)
+	if len(answers) != 1 {
+		answers = []Answer{{Err: ErrUnknownOutcome}} // a Store that breaks its contract
+	}
+	answer := answers[0]
 	if answer.Err != nil {
 		return fmt.Errorf("lease: key %.64q: %w", h.key, answer.Err)
 	}

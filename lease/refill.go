@@ -26,10 +26,17 @@ func (c *Cache) launchLocked(h *holding) {
 		h.mu.Unlock()
 		return
 	}
+	// Under send, which Close takes before it waits for running: h may be evicted,
+	// and Close does not look at it then.
+	c.send.Lock()
+	if c.closed.Load() {
+		c.send.Unlock()
+		h.mu.Unlock()
+		return
+	}
 	h.flying = true
-	// Close looks at every holding under its lock before it waits for running,
-	// so it waits for this call too.
 	c.running.Add(1)
+	c.send.Unlock()
 	h.mu.Unlock()
 	c.submit(h)
 	c.running.Done()
@@ -103,6 +110,7 @@ func (c *Cache) sendBatch(batch []*holding) {
 	if len(calls) == 0 {
 		return
 	}
+	wall := c.dog.wall() - sent
 	ctx, cancel := context.WithTimeout(c.base, c.opts.Timeout)
 	answers := c.store.Acquire(ctx, calls)
 	cancel()
@@ -116,6 +124,9 @@ func (c *Cache) sendBatch(batch []*holding) {
 	now := c.clock.now()
 	if answers[0].Err == nil {
 		c.observe(now - sent)
+	}
+	if slept := c.dog.wall() - now - wall; slept > int64(suspendGap) && !c.clock.stepped {
+		sent -= slept // the machine was asleep meanwhile: leases are older than they look
 	}
 	c.ledger.calls.Add(int64(len(calls)))
 	c.ledger.trips.Add(1)
@@ -427,7 +438,11 @@ func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant) 
 	}
 	t := h.terms.Load()
 	r := &refusal{cost: max(1, call.Need), metAt: saturate(now, g.RetryAfter), pace: h.paceUntil, nsPerToken: t.nsPerToken}
-	if g.RetryAfter > 0 {
+	r.room, r.dropped = t.limit.Burst, now
+	if g.Outstanding > 0 {
+		r.room, r.dropped = t.limit.Burst-g.Outstanding, saturate(now, 2*max(call.TTL, g.TTL*100/95+1))
+	}
+	if g.RetryAfter > 0 || g.Tokens < r.cost {
 		// Half the wait, so that a give-back or a raised limit is noticed: at
 		// least a second and never longer than the promise. Jittered apart.
 		wait := max(time.Second, g.RetryAfter/2)

@@ -73,5 +73,5 @@ func TestScenarioTripleDemand(t *testing.T) { leasetest.ScenarioTripleDemand(t, 
 func TestScenario12_HoardPlainLeases(t *testing.T)    { leasetest.Scenario12(t) }
 func TestScenario14_GiveBackPlainLeases(t *testing.T) { leasetest.Scenario14Plain(t) }
 
-func TestScenarioAny(t *testing.T)      { leasetest.ScenarioAny(t, leasetest.InMemory, 100) }
-func TestScenario43_Exact(t *testing.T) { leasetest.Scenario43Exact(t, leasetest.InMemory, 100_000) }
+func TestScenarioAny(t *testing.T)      { leasetest.ScenarioAny(t, leasetest.InMemory, 500) }
+func TestScenario43_Exact(t *testing.T) { leasetest.Scenario43Exact(t, leasetest.InMemory, 1_000_000) }

@@ -49,7 +49,7 @@ func TestScenario28_Expiry(t *testing.T) {
 	leasetest.Scenario28(t, leasetest.Backend{Virtual: inProcess})
 }
 
-func TestScenarioAny(t *testing.T)      { leasetest.ScenarioAny(t, scripted(t), 20) }
+func TestScenarioAny(t *testing.T)      { leasetest.ScenarioAny(t, scripted(t), 40) }
 func TestScenario43_Exact(t *testing.T) { leasetest.Scenario43Exact(t, scripted(t), 3000) }
 
 // TestScenario17_ReplyLost has the server carry a call out and its reply get

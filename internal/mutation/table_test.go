@@ -12,7 +12,7 @@ var mutations = []mutation{
 	},
 	{
 		"reference: leases do not count against the burst", "lease/leasetest/bucket.go",
-		"\troom := (b.burst-b.out0-b.out1)*b.perUS - b.units\n\tdt :=", "\troom := b.burst*b.perUS - b.units\n\tdt :=",
+		"\troom := b.limitUnits() - b.units\n\tdt :=", "\troom := b.burst*b.perUS - b.units\n\tdt :=",
 		"lease", "^TestScenario13_Hoard$|^TestScenario14_GiveBack$",
 	},
 	{
@@ -164,7 +164,12 @@ var mutations = []mutation{
 	},
 	{
 		"retry after a smaller cost's", "lease/holding.go",
-		"at := float64(r.metAt) + float64(n-r.cost)*r.nsPerToken", "at := float64(r.metAt) + 0*float64(n-r.cost)*r.nsPerToken",
+		"at := float64(r.metAt) + us(n-r.cost)", "at := float64(r.metAt)",
+		"lease", "^TestScenario46_MixedCosts$",
+	},
+	{
+		"retry after without what leases hold up", "lease/holding.go",
+		"if n > r.room {", "if n > r.room && n < 0 {",
 		"lease", "^TestScenario46_MixedCosts$",
 	},
 	{

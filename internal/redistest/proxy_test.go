@@ -52,7 +52,7 @@ func (c raw) send(t *testing.T, text string) {
 
 func (c raw) want(t *testing.T, value string) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(patience))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	if got, err := readValue(c.r); string(got) != value || err != nil {
 		t.Fatalf("read %q, %v; want %q", got, err, value)
 	}
@@ -61,7 +61,7 @@ func (c raw) want(t *testing.T, value string) {
 // wantOpen checks that the connection is open and that nothing arrives on it.
 func (c raw) wantOpen(t *testing.T) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(instant))
+	_ = c.SetReadDeadline(time.Now().Add(instant))
 	b, err := c.r.ReadByte()
 	if timeout, ok := errors.AsType[net.Error](err); !ok || !timeout.Timeout() {
 		t.Fatalf("read %q, %v; want a time-out", b, err)
@@ -71,7 +71,7 @@ func (c raw) wantOpen(t *testing.T) {
 // wantClosed checks that the connection ends without another byte.
 func (c raw) wantClosed(t *testing.T) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(patience))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	b, err := c.r.ReadByte()
 	if timeout, ok := errors.AsType[net.Error](err); err == nil || ok && timeout.Timeout() {
 		t.Fatalf("read %q, %v; want the end", b, err)

@@ -320,7 +320,7 @@ func TestServerDiesWithTheTestBinary(t *testing.T) {
 		s := Start(t)
 		os.Stdout.WriteString(s.Addr() + "\n")
 		// Blocks until killed, or until the parent is gone.
-		os.Stdin.Read(make([]byte, 1))
+		_, _ = os.Stdin.Read(make([]byte, 1))
 		return
 	}
 	if runtime.GOOS != "linux" {
@@ -356,7 +356,7 @@ func TestServerDiesWithTheTestBinary(t *testing.T) {
 	if err := child.Process.Kill(); err != nil {
 		t.Error(err)
 	}
-	child.Wait()
+	_ = child.Wait()
 	eventually(t, func() bool { return !dialable(addr) }, "the server on %s outlives its test binary", addr)
 }
 

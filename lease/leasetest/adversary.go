@@ -13,13 +13,14 @@ import (
 // otherwise does its worst: it calls the store itself and spends each token at
 // the instant that hurts most.
 type adversary struct {
-	t     testing.TB
-	store lease.Store
-	clock *Clock
-	start time.Duration
-	limit lease.Limit
-	ttl   time.Duration
-	level *lease.Level
+	t            testing.TB
+	store        lease.Store
+	clock        *Clock
+	start        time.Duration
+	limit        lease.Limit
+	ttl          time.Duration
+	level        *lease.Level
+	count, perUS int64 // the limit's ratio, which takes long to find
 
 	leases []held // oldest first
 	owed   map[int64]*lease.Report
@@ -38,7 +39,9 @@ func newAdversary(t testing.TB, store lease.Store, clock *Clock, limit lease.Lim
 	if err != nil {
 		t.Fatal(err)
 	}
+	count, perUS, _ := limit.Ratio()
 	return &adversary{
+		count: count, perUS: perUS,
 		t: t, store: store, clock: clock, start: clock.Now(), limit: limit, ttl: ttl, level: level,
 		owed: map[int64]*lease.Report{},
 	}
@@ -48,6 +51,7 @@ func newAdversary(t testing.TB, store lease.Store, clock *Clock, limit lease.Lim
 func (a *adversary) lease(n int64) lease.Grant {
 	a.t.Helper()
 	call := lease.Call{Key: key, Limit: a.limit, TTL: a.ttl, Want: n, LastEpoch: -1, Share: lease.ShareNone}
+	call.Count, call.PerUS = a.count, a.perUS
 	newest := int64(-1)
 	for e := range a.owed {
 		newest = max(newest, e)

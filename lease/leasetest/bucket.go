@@ -167,9 +167,16 @@ func (b *Bucket) advance(now int64) {
 	b.refill(now)
 }
 
+// limitUnits is the balance that outstanding leases leave. Of a burst that was
+// lowered they may be a multiple; below minus the burst it makes no difference,
+// and the product stays exact.
+func (b *Bucket) limitUnits() int64 {
+	return max(b.burst-b.out0-b.out1, -b.burst) * b.perUS
+}
+
 // refill adds what the rate gives from b.at to end, as far as there is room.
 func (b *Bucket) refill(end int64) {
-	room := (b.burst-b.out0-b.out1)*b.perUS - b.units
+	room := b.limitUnits() - b.units
 	dt := end - b.at
 	b.at = end
 	if room <= 0 {
@@ -236,12 +243,12 @@ func (b *Bucket) settle(call lease.Call) bool {
 		returned := min(r.Returned, *out)
 		*out -= returned
 		// A lowered burst may have less room than comes back.
-		room := (b.burst-b.out0-b.out1)*b.perUS - b.units
+		room := b.limitUnits() - b.units
 		b.units += max(0, min(returned*b.perUS, room))
 		changed = changed || spent > 0 || returned > 0
 	}
 	if call.Refund > 0 {
-		room := (b.burst-b.out0-b.out1)*b.perUS - b.units
+		room := b.limitUnits() - b.units
 		if room > 0 {
 			// In tokens first: refund·perUS may overflow.
 			b.units += min(min(call.Refund, b.burst)*b.perUS, room)
@@ -253,7 +260,7 @@ func (b *Bucket) settle(call lease.Call) bool {
 		changed = true
 	}
 	if call.Reset {
-		b.units = max(b.units, (b.burst-b.out0-b.out1)*b.perUS)
+		b.units = max(b.units, b.limitUnits())
 		changed = true
 	}
 	return changed
@@ -307,7 +314,7 @@ func (b *Bucket) waitFor(n int64) int64 {
 			return v.at - b.at
 		}
 		end := (v.epoch + 1) * v.ttl
-		if limit := (v.burst - v.out0 - v.out1) * v.perUS; limit >= need {
+		if limit := v.limitUnits(); limit >= need {
 			if wait := v.refillTime(need - v.units); v.at+wait <= end {
 				return v.at - b.at + wait
 			}

@@ -25,6 +25,10 @@ type Nodes struct {
 	nodes []stepped
 	last  map[string]lease.Call // the last call carried out for a key
 	extra float64               // tokens that Check allows on top of the burst
+	asked struct {
+		at    time.Duration
+		times int
+	}
 }
 
 type stepped struct {
@@ -157,6 +161,13 @@ func (w *Nodes) Take(i int, key string, n int64) lease.Decision {
 		w.t.Fatalf("at %v: node %d: Take(%q, %d) = %v: want no error", w.Now(), i, key, n, err)
 	}
 	w.Trace.Record(w.Now(), key, n, d)
+	// A test that asks until something happens would ask for ever once it is
+	// refused: time stands still meanwhile.
+	if now := w.Now(); now != w.asked.at {
+		w.asked.at, w.asked.times = now, 0
+	} else if w.asked.times++; w.asked.times > 1_000_000 {
+		w.t.Fatalf("at %v: asked a million times at one instant; the last answer is %+v", now, d)
+	}
 	return d
 }
 

@@ -194,7 +194,7 @@ func Scenario11(t *testing.T, b Backend) {
 			}
 		}
 	}
-	w.Offer(warm+d, key, 1, Even(nodes, 10_000))
+	w.Offer(warm+d, key, 1, Even(nodes, 5_000))
 	var sum, peak int64
 	for _, n := range slots {
 		sum += n

@@ -188,12 +188,16 @@ func Scenario19Edge(t *testing.T, b Backend) {
 			},
 		}, lease.Options{LeasePeriod: period, Timeout: time.Second})
 		for w.Node(0).Stats().Live < 2000 {
-			w.Take(0, key, 1)
+			if d := w.Take(0, key, 1); !d.Allowed {
+				t.Fatalf("Take = %+v: want allowed", d) // time stands still: never again
+			}
 		}
 		over := time.Duration(ends.Load())
 		slow.Store(int64(time.Second / 2))
 		for w.Link(0).Counts().Calls == w.Link(0).Counts().Answered {
-			w.Take(0, key, 1) // until it calls for more
+			if d := w.Take(0, key, 1); !d.Allowed { // until it calls for more
+				t.Fatalf("Take = %+v: want allowed", d)
+			}
 			synctest.Wait()
 		}
 		live := w.Node(0).Stats().Live

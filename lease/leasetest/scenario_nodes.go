@@ -182,6 +182,7 @@ func Scenario43Exact(t *testing.T, b Backend, calls int) {
 	store := b.Virtual(t, clock)
 	call := lease.Call{Key: key, Limit: limit, TTL: ttl, Need: limit.Burst, Bound: limit.Burst, Want: limit.Burst, LastEpoch: -1, Share: lease.ShareNone}
 	count, perUS, _ := limit.Ratio()
+	call.Count, call.PerUS = count, perUS
 	r := rand.New(rand.NewPCG(9, 9))
 	granted := int64(0)
 	var g lease.Grant
