@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -339,7 +340,8 @@ func (c *Cache) holdingAs(key string, t *terms) (*holding, error) {
 	}
 	c.makeRoom()
 	return c.table.getOrAdd(key, func(hash uint64) *holding {
-		h := &holding{key: key, hash: hash, lastEpoch: -1}
+		// A copy: the caller's may be a part of a large request.
+		h := &holding{key: strings.Clone(key), hash: hash, lastEpoch: -1}
 		h.low.Store(-1)
 		h.terms.Store(t)
 		h.touched = c.clock.now()

@@ -70,12 +70,12 @@ func TestSuspendedInFlight(t *testing.T) {
 		}), Limit{Rate: 1000, Burst: 1e6}, Options{LeasePeriod: 500 * time.Millisecond})
 		c.dog.wall = func() int64 { return time.Now().UnixNano() + asleep.Load() }
 		for c.Stats().Live < 100 {
-			go c.Take(t.Context(), "k", 1)
+			go func() { _, _ = c.Take(t.Context(), "k", 1) }()
 			time.Sleep(time.Millisecond / 4)
 		}
 		sleepNext.Store(true)
 		for asleep.Load() == 0 {
-			go c.Take(t.Context(), "k", 1)
+			go func() { _, _ = c.Take(t.Context(), "k", 1) }()
 			time.Sleep(time.Millisecond / 4)
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -182,7 +182,10 @@ func (c *Cache) makeRoom() {
 		}
 		c.counts.evicted.Add(1)
 		h.mu.Lock()
-		// With no call in flight this makes one, if there is anything to tell.
+		if len(h.unreported) == 0 {
+			h.mu.Unlock() // nothing to tell, as of most keys in a flood
+			continue
+		}
 		h.giveBack = true
 		c.launchLocked(h)
 	}

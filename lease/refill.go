@@ -300,6 +300,12 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	h.balance.Store(g.Remaining)
 	h.failUntil, h.failures = 0, 0
 	c.ledger.granted.Add(g.Tokens)
+	if g.Corrupt {
+		c.counts.corrupt.Add(1)
+	}
+	if g.Created && h.heldLocked() > 0 {
+		c.counts.vanished.Add(1)
+	}
 	if g.Newer && g.Limit.Burst > 0 && g.Count > 0 && g.PerUS > 0 {
 		h.changeLocked(termsWith(g.Limit, g.Count, g.PerUS, g.Version, c.opts.LeasePeriod))
 	}

@@ -10,7 +10,7 @@ type ledger struct {
 }
 
 type counts struct {
-	denied, failed, evicted, suspended atomic.Int64
+	denied, failed, evicted, suspended, corrupt, vanished atomic.Int64
 }
 
 // Stats is what a Cache did so far. Tokens balance: Granted = Spent + Returned
@@ -32,6 +32,8 @@ type Stats struct {
 	Keys        int64 // keys held
 	Evicted     int64 // keys evicted to make room
 	Suspended   int64 // times the machine slept, and all leases were dropped
+	Corrupt     int64 // buckets that could not be read, and were replaced by a full one
+	Vanished    int64 // buckets that were gone while this node held a lease: the store lost data
 }
 
 // Stats returns the counters. It visits every key: call it as often as metrics
@@ -52,5 +54,6 @@ func (c *Cache) Stats() Stats {
 		Calls: l.calls.Load(), Trips: l.trips.Load(), NotExecuted: l.notExecuted.Load(), Unknown: l.unknown.Load(),
 		Denied: c.counts.denied.Load(), Failed: c.counts.failed.Load(),
 		Keys: c.table.count.Load(), Evicted: c.counts.evicted.Load(), Suspended: c.counts.suspended.Load(),
+		Corrupt: c.counts.corrupt.Load(), Vanished: c.counts.vanished.Load(),
 	}
 }

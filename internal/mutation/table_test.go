@@ -82,12 +82,12 @@ var mutations = []mutation{
 		"lua", "^TestScenario02_OneNodeSaturates$|^TestScenario11_HerdAfterExhaustion$",
 	},
 	{
-		"script: an older limit wins", "lua/acquire.lua",
+		"script: another limit of the same version wins", "lua/acquire.lua",
 		"local accept = c_version > version", "local accept = c_version >= version",
 		"lua", "^TestStoreInProcess$",
 	},
 	{
-		"script: time of the client", "lua/acquire.lua",
+		"script: time in whole seconds", "lua/acquire.lua",
 		"local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])", "local now = tonumber(clock[1]) * 1000000",
 		"lua", "^TestStoreInProcess$",
 	},

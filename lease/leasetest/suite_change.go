@@ -149,6 +149,14 @@ func testClockBack(s *subject) {
 	equal(s.t, "outstanding while it lives", s.call(lease.Call{}).Outstanding, 10)
 	s.after(2 * s.ttl)
 	equal(s.t, "outstanding", s.call(lease.Call{}).Outstanding, 0)
+
+	// A call that changes nothing keeps nothing: what had come in by then is not
+	// there if the clock goes back after it.
+	s.call(lease.Call{Key: "other", Debt: 200})
+	s.after(50 * time.Millisecond)
+	equal(s.t, "retry after", s.call(lease.Call{Key: "other"}).RetryAfter, 10050*time.Millisecond)
+	s.after(-time.Minute)
+	equal(s.t, "retry after, the clock gone back", s.call(lease.Call{Key: "other"}).RetryAfter, 10100*time.Millisecond)
 }
 
 func testClockAhead(s *subject) {
