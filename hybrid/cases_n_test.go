@@ -240,7 +240,7 @@ func TestN07_RefusalKeepsRefillBase(t *testing.T) {
 func TestN09_TimestampsKeepTheirDigits(t *testing.T) {
 	server := redistest.Start(t)
 	rdb := server.Client(t)
-	store := lua.NewStore(rdb, lua.Options{})
+	store := lua.NewStore(rdb, lua.Options{Timeout: 2 * time.Second})
 	limit := hybrid.PerSecond(1e6, 10)
 	call := []lease.Call{{Key: "k", Limit: limit, TTL: time.Millisecond, LastEpoch: -1, Need: 1, Bound: 1, Want: 1, Share: lease.ShareNone}}
 	var before bucket

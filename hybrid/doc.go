@@ -24,5 +24,6 @@
 // Any Redis from 6.2, or a server that speaks its protocol and runs its Lua.
 // Use maxmemory-policy noeviction: an evicted bucket is a full one. Commands
 // are never re-sent, whatever the client's MaxRetries. Set the client's
-// ContextTimeoutEnabled, so that calls end when RedisTimeout is over.
+// ContextTimeoutEnabled, so that calls end when RedisTimeout is over; without
+// it the limiter's commands do not pass the client's hooks.
 package hybrid

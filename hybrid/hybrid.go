@@ -158,7 +158,7 @@ func New(rdb Client, limits Limits, opts Options) (*Limiter, error) {
 	var store lease.Store
 	l := &Limiter{}
 	if rdb != nil {
-		l.store = lua.NewStore(rdb, lua.Options{Prefix: opts.Prefix})
+		l.store = lua.NewStore(rdb, lua.Options{Prefix: opts.Prefix, Timeout: opts.RedisTimeout})
 		store = l.store
 	} else {
 		store = noStore{} // so that the other problems are found too

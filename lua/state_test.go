@@ -251,7 +251,7 @@ func TestDecodeReadsWhatTheScriptWrites(t *testing.T) {
 		if st, found, err := s.Inspect(t.Context(), "k"); err != nil {
 			t.Fatalf("call %d: %v", i, err)
 		} else if found {
-			// The script writes only what a call changed; the reference moves on.
+			// The script writes only what a call changed; both tell it as of now.
 			b, now := ref.Bucket("k"), st.AsOf(s.now)
 			if st.TokensNow != b.Tokens() || now.Outstanding[0]+now.Outstanding[1] != b.Outstanding() {
 				t.Fatalf("call %d: %+v\nwant %v tokens now, %d outstanding", i, st, b.Tokens(), b.Outstanding())

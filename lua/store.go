@@ -16,9 +16,10 @@
 //
 // Clients re-send a command whose connection broke or timed out, and so charge
 // one call several times. Every command here is marked as not to be retried,
-// whatever the client's MaxRetries. Set the client's ContextTimeoutEnabled: in a
-// client that does not heed its context a call is left to itself when its time
-// is over, until the client's ReadTimeout, and at most 64 of them at a time.
+// whatever the client's MaxRetries. Set the client's ContextTimeoutEnabled.
+// Without it a plain *redis.Client is used through its WithTimeout, which does
+// not have the client's hooks; any other client leaves a call to itself when its
+// time is over, until the client's ReadTimeout, at most 64 of them at a time.
 package lua
 
 import (
@@ -70,6 +71,9 @@ type Client interface {
 type Options struct {
 	// Prefix starts every Redis key. Default "hybridlimit:".
 	Prefix string
+	// Timeout bounds the reading of one reply in a client that does not heed
+	// its context. Default 30ms.
+	Timeout time.Duration
 }
 
 // Store is the lease.Store kept in Redis. Make one with NewStore; it is safe
@@ -94,14 +98,18 @@ func NewStore(rdb Client, opts Options) *Store {
 	if opts.Prefix == "" {
 		opts.Prefix = "hybridlimit:"
 	}
+	if opts.Timeout <= 0 {
+		opts.Timeout = 30 * time.Millisecond
+	}
 	s := &Store{rdb: rdb, prefix: opts.Prefix}
 	s.setSource(acquireSource)
 	switch c := rdb.(type) {
 	case *redis.Client:
 		s.single.Store(true)
 		if !c.Options().ContextTimeoutEnabled {
-			// Not c.WithTimeout: that client would not have c's hooks.
-			s.linger = make(chan struct{}, 64)
+			// A connection whose reply is lost must not stay busy for the client's
+			// ReadTimeout, or a few losses use up the pool.
+			s.rdb = c.WithTimeout(opts.Timeout)
 		}
 	case *redis.ClusterClient:
 		if !c.Options().ContextTimeoutEnabled {

@@ -182,7 +182,7 @@ func TestAcquireEndsWithItsContext(t *testing.T) {
 			proxy := redistest.NewProxy(t, server.Addr())
 			rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ReadTimeout: 2 * time.Second}) // all else default
 			defer rdb.Close()
-			s := NewStore(wrap(rdb), Options{Prefix: name})
+			s := NewStore(wrap(rdb), Options{Prefix: name, Timeout: 50 * time.Millisecond})
 			if a := s.Acquire(t.Context(), manyCalls(1))[0]; a.Err != nil {
 				t.Fatal(a.Err)
 			}

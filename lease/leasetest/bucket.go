@@ -63,6 +63,7 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 	g := lease.Grant{Limit: call.Limit, Version: call.Version}
 
 	// Load. An expired key equals a full bucket.
+	stored := *b
 	if !b.Exists(now) {
 		*b = Bucket{
 			exists: true, units: call.Limit.Burst * perUS, at: now, epoch: now / ttl,
@@ -120,15 +121,15 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 		g.Newer, g.Limit, g.Version, g.Count, g.PerUS = true, b.limit, b.version, b.count, b.perUS
 	}
 
-	// Save. Without a change the next call computes the same from the old
-	// state, so there is nothing to write (and a look creates no key).
+	// Save. Without a change the next call computes the same from the old state,
+	// so there is nothing to write, as in the script; a look creates no key.
 	if dirty {
 		// Until the bucket is full, refill held up by leases for at most 2·ttl
 		// included, its loss could be noticed.
 		full := b.refillTime(b.burst*b.perUS-b.units) + 2*b.ttl
 		b.expires = now/1000 + ceilDiv(full, 1000) + slackMS
-	} else if g.Created {
-		b.exists = false
+	} else {
+		*b = stored
 	}
 	return g
 }

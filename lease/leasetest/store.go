@@ -78,12 +78,16 @@ func (s *Store) Granted() map[string]int64 {
 	return maps.Clone(s.granted)
 }
 
-// Bucket returns a copy of key's bucket as last updated.
+// Bucket returns a copy of key's bucket as of now.
 func (s *Store) Bucket(key string) Bucket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b := s.buckets[key]; b != nil {
-		return *b
+		b := *b
+		if now := s.now().Microseconds(); b.Exists(now) {
+			b.advance(now)
+		}
+		return b
 	}
 	return Bucket{}
 }
