@@ -1,6 +1,9 @@
 package lease
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // Stepped is a Cache in virtual time: it has no goroutine, its clock is where
 // Advance put it, and a call to the store is made and answered within Take. It
@@ -10,11 +13,18 @@ type Stepped struct {
 	*Cache
 }
 
-// NewStepped returns a Stepped at time 0. See New.
+// NewStepped returns a Stepped at time 0. See New; Timeout is a minute by default.
 func NewStepped(store Store, limits Limits, opts Options) (Stepped, error) {
+	if opts.Timeout == 0 {
+		opts.Timeout = time.Minute // real time, which virtual time does not wait for
+	}
 	c, err := newCache(store, limits, opts, true)
 	return Stepped{c}, err
 }
+
+// Seed makes the jitter of this node another than other nodes'. Two runs with the
+// same seeds are the same.
+func (s Stepped) Seed(seed uint64) { s.random = rand.New(rand.NewPCG(1, seed)).Float64 }
 
 // Advance moves the clock to now, the time since the start, and makes the
 // visits to leases that are due. Going back in time does nothing.

@@ -21,11 +21,12 @@ type World struct {
 // time, setStore is called with it, to set the store's clock.
 func NewWorld(n int, store lease.Store, setStore func(now time.Duration), limits lease.Limits, opts lease.Options) (*World, error) {
 	w := &World{store: setStore}
-	for range n {
+	for i := range n {
 		node, err := lease.NewStepped(store, limits, opts)
 		if err != nil {
 			return nil, err
 		}
+		node.Seed(uint64(i))
 		w.nodes = append(w.nodes, node)
 	}
 	setStore(0)
