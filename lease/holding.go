@@ -162,12 +162,8 @@ func (h *holding) tallyLocked(epoch, forget int64) *tally {
 	return &h.unreported[len(h.unreported)-1]
 }
 
-// countLocked books what hits took from the current lease since the last look.
-func (h *holding) countLocked(c *Cache) {
-	left := h.left.Load()
-	h.bookLocked(c, left)
-}
-
+// bookLocked books what hits took from the current lease since the last look:
+// it has left tokens now.
 func (h *holding) bookLocked(c *Cache, left int64) {
 	if spent := h.current.tokens - left; spent > 0 {
 		h.current.tokens = left
@@ -190,7 +186,7 @@ func (h *holding) closeLocked(c *Cache) batch {
 // settleLocked drops leases past their deadline and makes the oldest live one
 // the current one. Every change of later ends with it.
 func (h *holding) settleLocked(c *Cache, now int64) {
-	h.countLocked(c)
+	h.bookLocked(c, h.left.Load())
 	live := h.later[:0]
 	for _, b := range h.later {
 		// In any order: a change of the limit changes how long leases live.

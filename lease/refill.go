@@ -68,32 +68,32 @@ func (c *Cache) spawn(f func()) {
 
 // sendAll sends batches until nothing is pending.
 func (c *Cache) sendAll() {
-	var batch []*holding
 	for {
 		c.send.Lock()
-		if len(c.send.pending) == 0 {
+		batch := c.nextBatchLocked()
+		if len(batch) == 0 {
 			c.send.senders--
 			c.send.Unlock()
 			return
-		}
-		batch = batch[:0]
-		for len(c.send.pending) > 0 && len(batch) < maxBatch {
-			h := c.send.pending[0]
-			// An evicted holding goes alone: its key may be in the batch again.
-			if alone := h.isGone(); alone && len(batch) > 0 {
-				break
-			} else if c.send.pending = c.send.pending[1:]; alone {
-				batch = append(batch, h)
-				break
-			}
-			batch = append(batch, h)
 		}
 		c.send.Unlock()
 		c.sendBatch(batch)
 	}
 }
 
-func (h *holding) isGone() bool { return h.evicted.Load() }
+// nextBatchLocked takes the next batch off what is pending. Holds c.send.
+func (c *Cache) nextBatchLocked() []*holding {
+	n := min(len(c.send.pending), maxBatch)
+	for i, h := range c.send.pending[:n] {
+		if h.evicted.Load() {
+			n = max(1, i) // it goes alone: its key may be pending again
+			break
+		}
+	}
+	batch := c.send.pending[:n]
+	c.send.pending = c.send.pending[n:]
+	return batch
+}
 
 // sendBatch makes one call to the store for each of batch that has reason to.
 func (c *Cache) sendBatch(batch []*holding) {
