@@ -22,6 +22,9 @@ type Cache struct {
 	opts   Options
 	closed atomic.Bool
 
+	local    Local         // store, if it is one
+	patience time.Duration // how long a request waits for the store
+
 	fixed  *terms // the terms of all keys when limits is one Limit
 	recent atomic.Pointer[terms]
 
@@ -68,6 +71,10 @@ func newCache(store Store, limits Limits, opts Options, stepped bool) (*Cache, e
 	if err != nil {
 		return nil, err
 	}
+	c.patience = opts.Timeout
+	if c.local, _ = store.(Local); c.local != nil {
+		c.patience += grace
+	}
 	c.table.init()
 	c.clock.base, c.clock.stepped = time.Now(), stepped
 	c.random = rand.Float64
@@ -104,7 +111,7 @@ func (c *Cache) TakeInto(ctx context.Context, key string, n int64, d *Decision) 
 		}
 		if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
 			if left := h.left.Load() - n; left >= 0 {
-				h.admit(d, left, SourceLease)
+				h.admit(d, left)
 				low := h.low.Load()
 				if h.left.CompareAndSwap(left+n, left) {
 					if left <= low || left^(left+n) >= refreshEvery {
@@ -134,7 +141,7 @@ func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) er
 		for left := h.left.Load() - n; left >= 0; left = h.left.Load() - n {
 			// Filled in before it is true: the swap waits for all earlier stores,
 			// so whoever copies *d next does not have to wait for them again.
-			h.admit(d, left, SourceLease)
+			h.admit(d, left)
 			low := h.low.Load()
 			if h.left.CompareAndSwap(left+n, left) {
 				if left <= low || left^(left+n) >= refreshEvery {
@@ -175,7 +182,7 @@ func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64, as *terms) (D
 		if retryAt, ok := r.covers(now, n); ok && !c.closed.Load() {
 			h.refused.Add(n)
 			c.counts.denied.Add(1)
-			return h.denied(now, retryAt, SourceMemory), nil
+			return h.denied(r.shown, now, retryAt, r.source), nil
 		}
 	}
 	for {
@@ -224,13 +231,16 @@ func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, 
 			if left <= low {
 				c.afterHit(h, left)
 			}
-			return h.admitted(left, SourceLease), nil
+			var d Decision
+			h.admit(&d, left)
+			return d, nil
 		}
 	}
 	if n > 0 {
-		if retryAt, ok := h.denial.Load().covers(now, n); ok {
+		r := h.denial.Load()
+		if retryAt, ok := r.covers(now, n); ok {
 			h.arrived += n
-			d := h.denied(now, retryAt, SourceMemory)
+			d := h.denied(r.shown, now, retryAt, r.source)
 			h.mu.Unlock()
 			c.counts.denied.Add(1)
 			return d, nil
@@ -238,7 +248,7 @@ func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, 
 	}
 	if now < h.failUntil || h.queue.len >= c.opts.MaxWaiters {
 		h.mu.Unlock()
-		return c.onFailure(h), nil
+		return c.withoutStore(h, n), nil
 	}
 	w := c.newWaiter(n)
 	h.queue.push(w)
@@ -251,9 +261,9 @@ func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, 
 func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, error) {
 	if !c.clock.stepped {
 		if w.timer == nil {
-			w.timer = time.NewTimer(c.opts.Timeout)
+			w.timer = time.NewTimer(c.patience)
 		} else {
-			w.timer.Reset(c.opts.Timeout)
+			w.timer.Reset(c.patience)
 		}
 		select {
 		case <-w.done:
@@ -283,18 +293,18 @@ func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, err
 	if err := ctx.Err(); err != nil {
 		return Decision{}, err
 	}
-	return c.onFailure(h), nil
+	return c.withoutStore(h, w.n), nil
 }
 
 func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {
-	d := w.decision
+	d, n := w.decision, w.n
 	c.waiters.Put(w)
 	switch d.Source {
 	case SourceNone:
 		if c.closed.Load() {
 			return Decision{}, ErrClosed
 		}
-		return c.onFailure(h), nil
+		return c.withoutStore(h, n), nil
 	default:
 		if !d.Allowed {
 			c.counts.denied.Add(1)
@@ -303,11 +313,41 @@ func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {
 	}
 }
 
-// onFailure is the Decision of Options.OnFailure.
+// withoutStore decides a request of cost n that the store did not decide in
+// time: by what this node may admit by itself, or else by the limit's policy.
+func (c *Cache) withoutStore(h *holding, n int64) Decision {
+	if c.local == nil {
+		return c.onFailure(h)
+	}
+	now := c.clock.now()
+	h.mu.Lock()
+	call := h.callLocked(c, now)
+	h.mu.Unlock()
+	call.Need, call.Bound, call.Want = n, n, n
+	answer := c.local.Local(call)
+	if answer.Grant.Source == SourceNone {
+		return c.onFailure(h)
+	}
+	c.counts.failed.Add(1)
+	g := &answer.Grant
+	t := h.terms.Load().shareOf(g)
+	if d := (Decision{}); g.Tokens >= n && g.Remaining+n > 0 {
+		c.ledger.granted.Add(g.Tokens)
+		c.ledger.spent.Add(g.Tokens)
+		t.admit(&d, g.Remaining)
+		return d
+	}
+	c.counts.denied.Add(1)
+	d := Decision{Source: g.Source, Limit: t.limit, Remaining: g.Remaining, RetryAfter: max(1, g.RetryAfter)}
+	d.ResetAfter = max(d.RetryAfter, t.timeFor(t.full-d.Remaining))
+	return d
+}
+
+// onFailure is the Decision of the limit's OnFailure.
 func (c *Cache) onFailure(h *holding) Decision {
 	c.counts.failed.Add(1)
 	t := h.terms.Load()
-	d := Decision{Allowed: c.opts.OnFailure == Allow, Source: SourcePolicy, Limit: t.limit}
+	d := Decision{Allowed: t.limit.OnFailure == Allow, Source: SourcePolicy, Limit: t.limit}
 	d.ResetAfter = t.timeFor(t.limit.Burst)
 	if !d.Allowed {
 		c.counts.denied.Add(1)
@@ -344,6 +384,7 @@ func (c *Cache) holdingAs(key string, t *terms) (*holding, error) {
 		h := &holding{key: strings.Clone(key), hash: hash, lastEpoch: -1}
 		h.low.Store(-1)
 		h.terms.Store(t)
+		h.shown.Store(t)
 		h.touched = c.clock.now()
 		return h
 	}), nil
@@ -408,6 +449,9 @@ func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (d 
 // changeLocked puts t in force on this node. What the old limit refused may be
 // admitted now; what it granted stays granted.
 func (h *holding) changeLocked(t *terms) {
+	if h.shown.Load() == h.terms.Load() {
+		h.shown.Store(t)
+	}
 	h.terms.Store(t)
 	h.denial.Store(nil)
 	h.paceUntil = 0
@@ -453,5 +497,9 @@ func (k *Handle) TakeInto(ctx context.Context, n int64, d *Decision) error {
 	}
 	return k.c.decide(ctx, h, n, d)
 }
+
+// grace is how much longer than Timeout a request waits for a Local, whose
+// answer for a call in flight is due at Timeout.
+const grace = 2 * time.Millisecond
 
 const maxDuration = time.Duration(1<<63 - 1)

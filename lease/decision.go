@@ -41,9 +41,11 @@ const (
 	SourceMemory
 	// SourceLimit is the limit itself: it denies everything.
 	SourceLimit
-	// SourcePolicy is Options.OnStoreFailure: the store did not answer in time.
+	// SourcePolicy is the limit's OnFailure, Allow or Deny: the store did not
+	// answer in time.
 	SourcePolicy
-	// SourceLocal is this node's share of the limit, while the store is down.
+	// SourceLocal is this node's share of the limit: the store did not answer in
+	// time. Remaining, RetryAfter and ResetAfter are the share's.
 	SourceLocal
 )
 

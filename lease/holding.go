@@ -25,6 +25,7 @@ type holding struct {
 	evicted    atomic.Bool             // gone, readable without mu
 	balance    atomic.Int64            // what the bucket had when last asked
 	terms      atomic.Pointer[terms]   // the limit in force
+	shown      atomic.Pointer[terms]   // what decisions by the current lease show
 	denial     atomic.Pointer[refusal] // nil: none remembered
 	refused    atomic.Int64            // tokens refused from memory, not yet in demand
 
@@ -51,17 +52,55 @@ type holding struct {
 	early                int64 // what low is for the last lease held
 	leasing              bool  // the call in flight asks for a lease too
 	paceUntil, failUntil int64
+	known                known
 }
+
+// known is what the store's last grant told of the bucket.
+type known struct {
+	tokens int64
+	part   float64 // of the demand, smoothed
+	at     int64
+	ok     bool
+	// alone is when this node first heard of the key, or was last granted tokens
+	// by itself. Soon after it the others may be missing from the demand of all.
+	alone   int64
+	sampled bool // part is of a time when they were not
+}
+
+// learn takes in a balance, and this node's part of the demand at now.
+func (k *known) learn(now, tokens int64, part float64) {
+	switch {
+	case !k.ok:
+		k.alone = now
+	case now-k.alone < int64(partSettles):
+	case !k.sampled:
+		k.part, k.sampled = part, true
+	default:
+		// One estimate alone is off by the square root of the requests in it.
+		k.part += (part - k.part) * (1 - math.Exp(float64(k.at-now)/float64(partFade)))
+	}
+	k.tokens, k.at, k.ok = tokens, now, true
+}
+
+const (
+	// partFade is the time constant with which the part of the demand is smoothed.
+	partFade = 5 * time.Second
+	// partSettles is how long the store's sum of all demand may lack that of nodes
+	// that are not there yet, or not back.
+	partSettles = 3 * time.Second
+)
 
 // batch is tokens of one grant.
 type batch struct {
 	epoch    int64
 	tokens   int64
 	deadline int64
-	forget   int64 // when its epoch means nothing to the store any more
+	forget   int64  // when its epoch means nothing to the store any more
+	shown    *terms // as decisions show it; nil for a lease of the store's
 }
 
-// uncounted is the epoch of tokens that the store charged as spent.
+// uncounted is the epoch of tokens that the store charged as spent. Below it are
+// those of tokens that this node was granted by itself.
 const uncounted = -1
 
 // tally is a Report in the making.
@@ -80,6 +119,8 @@ type refusal struct {
 	nsPerToken float64 // and how long each further one takes
 	room       int64   // what outstanding leases leave of the burst,
 	dropped    int64   // until then at the latest
+	shown      *terms  // as decisions show it
+	source     Source
 }
 
 // covers reports whether n tokens are to be refused at now, and when they would
@@ -115,27 +156,33 @@ func (r *refusal) metFor(n int64) int64 {
 
 // admit fills in d, the zero Decision, for a request that was admitted, leaving
 // left tokens on this node.
-func (h *holding) admit(d *Decision, left int64, from Source) {
-	t := h.terms.Load()
-	remaining := min(left+h.balance.Load(), t.limit.Burst)
-	d.Allowed = true
-	d.Source = from
-	d.Limit = t.limit
-	d.Remaining = remaining
-	d.ResetAfter = time.Duration(float64(t.limit.Burst-remaining) * t.nsPerToken)
+func (h *holding) admit(d *Decision, left int64) {
+	h.shown.Load().admit(d, left+h.balance.Load())
 }
 
-func (h *holding) admitted(left int64, from Source) (d Decision) {
-	h.admit(&d, left, from)
+func (t *terms) admit(d *Decision, remaining int64) {
+	remaining = min(remaining, t.full)
+	d.Allowed = true
+	d.Source = t.source
+	d.Limit = t.limit
+	d.Remaining = remaining
+	d.ResetAfter = time.Duration(float64(t.full-remaining) * t.nsPerToken)
+}
+
+// admitted is the Decision for a request that a call admitted, from a grant
+// that is shown as t.
+func (h *holding) admitted(t *terms, from Source) (d Decision) {
+	t.admit(&d, h.heldLocked()+h.balance.Load())
+	d.Source = from
 	return d
 }
 
-// denied is the Decision for a request refused until retryAt.
-func (h *holding) denied(now, retryAt int64, from Source) Decision {
-	t := h.terms.Load()
-	remaining := min(h.left.Load()+h.balance.Load(), t.limit.Burst)
+// denied is the Decision for a request refused until retryAt by what is shown
+// as t.
+func (h *holding) denied(t *terms, now, retryAt int64, from Source) Decision {
+	remaining := min(h.left.Load()+h.balance.Load(), t.full)
 	d := Decision{Source: from, Limit: t.limit, Remaining: max(0, remaining)}
-	d.ResetAfter = t.timeFor(t.limit.Burst - d.Remaining)
+	d.ResetAfter = t.timeFor(t.full - d.Remaining)
 	d.RetryAfter = max(1, time.Duration(retryAt-now))
 	if d.ResetAfter < d.RetryAfter {
 		d.ResetAfter = d.RetryAfter
@@ -154,8 +201,9 @@ func (h *holding) tallyLocked(epoch, forget int64) *tally {
 			return &h.unreported[i]
 		}
 	}
-	if len(h.unreported) >= 4 {
-		// Reports of at most two epochs are of use; the oldest is none.
+	if len(h.unreported) >= 6 {
+		// Reports of at most two epochs are of use, the store's and this node's
+		// own; the oldest is none.
 		h.unreported = append(h.unreported[:0], h.unreported[1:]...)
 	}
 	h.unreported = append(h.unreported, tally{Report: Report{Epoch: epoch}, forget: forget})
@@ -219,6 +267,10 @@ func (h *holding) promoteLocked(c *Cache, now int64) {
 			b := h.later[0]
 			h.later = append(h.later[:0], h.later[1:]...)
 			h.current = b
+			if b.shown == nil {
+				b.shown = h.terms.Load()
+			}
+			h.shown.Store(b.shown)
 			h.left.Store(b.tokens)
 			h.spendUntil.Store(b.deadline - int64(coarseLag))
 			h.armLocked()

@@ -33,6 +33,51 @@ type Limit struct {
 	// Burst is the size of the bucket in tokens. Range 0 to 1e15.
 	// Burst/Rate, the time to fill, may be at most about 285 years.
 	Burst int64
+	// OnFailure decides requests while the store does not answer. Default
+	// Degrade.
+	OnFailure Policy
+}
+
+// Policy decides a request for which the store gave no answer in time.
+type Policy uint8
+
+const (
+	// Degrade goes on limiting with this node's share of the limit. A Store
+	// that knows of no share denies.
+	Degrade Policy = iota
+	// Allow admits it, uncounted: the limit does not hold meanwhile.
+	Allow
+	// Deny refuses it.
+	Deny
+)
+
+var policyNames = [...]string{"degrade", "allow", "deny"}
+
+// String returns "degrade", "allow" or "deny".
+func (p Policy) String() string {
+	if int(p) < len(policyNames) {
+		return policyNames[p]
+	}
+	return fmt.Sprintf("policy(%d)", uint8(p))
+}
+
+// MarshalText returns String's name, for JSON and flags.
+func (p Policy) MarshalText() ([]byte, error) {
+	if int(p) >= len(policyNames) {
+		return nil, &LimitError{"OnFailure", p.String(), "degrade, allow or deny"}
+	}
+	return []byte(p.String()), nil
+}
+
+// UnmarshalText reads a name that String gives.
+func (p *Policy) UnmarshalText(text []byte) error {
+	for i, name := range policyNames {
+		if string(text) == name {
+			*p = Policy(i)
+			return nil
+		}
+	}
+	return &LimitError{"OnFailure", strconv.Quote(string(text)), "degrade, allow or deny"}
 }
 
 // String returns the limit as "10/s burst 20".
@@ -46,7 +91,7 @@ func (l Limit) Zero() bool { return l.Rate == 0 || l.Burst == 0 }
 // LimitError says which field of a Limit is out of range. It matches
 // errors.Is(err, ErrLimit).
 type LimitError struct {
-	Field string // "Rate", "Burst" or "Burst/Rate"
+	Field string // "Rate", "Burst", "Burst/Rate" or "OnFailure"
 	Value string // as given
 	Want  string // the accepted range
 }
@@ -69,6 +114,9 @@ func (l Limit) Validate() error {
 	}
 	if l.Burst < 0 || l.Burst > MaxBurst {
 		return &LimitError{"Burst", fmt.Sprint(l.Burst), "0 to 1e15 tokens"}
+	}
+	if l.OnFailure > Deny {
+		return &LimitError{"OnFailure", l.OnFailure.String(), "degrade, allow or deny"}
 	}
 	if l.Zero() {
 		return nil
@@ -153,6 +201,22 @@ type terms struct {
 	period     time.Duration // how long one lease should last, T
 	zero       bool          // denies everything
 	tooSmall   bool          // the burst is too small to lease any of it
+
+	// What a Decision shows: the full bucket that its tokens are counted in, and
+	// where they come from.
+	full   int64
+	source Source
+}
+
+// shareOf returns t as a grant that is not the store's shows it: a bucket of its
+// own, another refill rate.
+func (t *terms) shareOf(g *Grant) *terms {
+	s := *t
+	s.full, s.source = g.Full, g.Source
+	if g.Rate > 0 {
+		s.nsPerToken = 1e9 / g.Rate
+	}
+	return &s
 }
 
 // newTerms prepares l. The lease period is T = min(longest, burst/(3·rate)):
@@ -163,7 +227,7 @@ func newTerms(l Limit, version int64, longest time.Duration) (*terms, error) {
 		return nil, err
 	}
 	if l.Zero() {
-		return &terms{limit: l, version: version, period: longest, zero: true}, nil
+		return &terms{limit: l, version: version, period: longest, zero: true, source: SourceLease}, nil
 	}
 	count, perUS, _ := l.ratio()
 	return termsWith(l, count, perUS, version, longest), nil
@@ -171,13 +235,20 @@ func newTerms(l Limit, version int64, longest time.Duration) (*terms, error) {
 
 // termsWith is newTerms for a limit that denies nothing and has its ratio.
 func termsWith(l Limit, count, perUS, version int64, longest time.Duration) *terms {
-	t := &terms{limit: l, version: version, count: count, perUS: perUS, period: longest}
+	t := &terms{limit: l, version: version, count: count, perUS: perUS, period: longest, full: l.Burst, source: SourceLease}
 	t.nsPerToken = float64(t.perUS) * 1e3 / float64(t.count)
 	if full := float64(l.Burst) * t.nsPerToken; full/3 < float64(longest) {
 		t.period = max(time.Duration(full/3), minTTL/2)
 	}
 	t.tooSmall = l.Burst < 2*minLease
 	return t
+}
+
+// balance returns what g says was left in the bucket, in tokens rounded up.
+func (t *terms) balance(g *Grant) int64 {
+	const rounding = 1e-6
+	missing := float64(g.ResetAfter) / t.nsPerToken
+	return t.limit.Burst - int64(math.Floor(min(missing+rounding, float64(2*t.limit.Burst))))
 }
 
 // timeFor returns how long the limit takes to refill n tokens, saturating.

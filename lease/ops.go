@@ -54,10 +54,12 @@ func (c *Cache) tell(ctx context.Context, h *holding, call Call) error {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timeout)
 	defer cancel()
 	answers := c.store.Acquire(ctx, []Call{call})
-	c.ledger.calls.Add(1)
-	c.ledger.trips.Add(1)
 	if len(answers) != 1 {
 		answers = []Answer{{Err: ErrUnknownOutcome}} // a Store that breaks its contract
+	}
+	if asked := countAsked(answers); asked > 0 {
+		c.ledger.calls.Add(asked)
+		c.ledger.trips.Add(1)
 	}
 	answer := answers[0]
 	if answer.Err != nil {

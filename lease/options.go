@@ -6,16 +6,6 @@ import (
 	"time"
 )
 
-// Policy decides a request for which the store gave no answer in time.
-type Policy uint8
-
-const (
-	// Deny refuses the request.
-	Deny Policy = iota
-	// Allow admits it, uncounted: the limit does not hold meanwhile.
-	Allow
-)
-
 // Limits tells the limit of each key.
 type Limits interface {
 	// For returns key's limit. It is asked once, when a key is first seen, and
@@ -39,15 +29,15 @@ type Options struct {
 	// of its time to fill. It must be the same on all nodes. Tokens held by a
 	// node that dies are missing for up to 4·T. Default 250ms; range 2ms to 1h.
 	LeasePeriod time.Duration
-	// Timeout is how long a request waits for the store before OnFailure
-	// decides it. Default 30ms; range 1ms to 1m.
+	// Timeout is how long a request waits for the store before its limit's
+	// OnFailure decides it. Default 30ms; range 1ms to 1m.
 	Timeout time.Duration
 	// MaxKeys is how many keys a node remembers. Past it the least used go,
 	// and return their tokens. A key takes about half a kilobyte. Default
 	// 262144; range 1 to 2^30.
 	MaxKeys int
 	// MaxWaiters is how many requests of one key may wait for the store at a
-	// time; OnFailure decides those past it. Default 65536; range 1 to 2^30.
+	// time; the limit's OnFailure decides those past it. Default 65536; range 1 to 2^30.
 	MaxWaiters int
 	// Share is how nodes divide a bucket that is too small for all. Default
 	// ShareEqual.
@@ -57,8 +47,6 @@ type Options struct {
 	// other adopts its limit. At 0 the latest call wins. Default 0; range 0
 	// to 2^53.
 	Version int64
-	// OnFailure decides when the store gives no answer. Default Deny.
-	OnFailure Policy
 }
 
 func (o *Options) setDefaults() {
@@ -109,9 +97,6 @@ func (o *Options) validate() error {
 	}
 	if o.Version < 0 || o.Version > maxUnits {
 		bad("Version", o.Version, "0 to 2^53")
-	}
-	if o.OnFailure > Allow {
-		bad("OnFailure", o.OnFailure, "Deny or Allow")
 	}
 	return errors.Join(errs...)
 }

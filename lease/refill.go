@@ -128,13 +128,25 @@ func (c *Cache) sendBatch(batch []*holding) {
 	if slept := c.dog.wall() - now - wall; slept > int64(suspendGap) && !c.clock.stepped {
 		sent -= slept // the machine was asleep meanwhile: leases are older than they look
 	}
-	c.ledger.calls.Add(int64(len(calls)))
-	c.ledger.trips.Add(1)
+	if asked := countAsked(answers); asked > 0 {
+		c.ledger.calls.Add(asked)
+		c.ledger.trips.Add(1)
+	}
 	for i, h := range flying {
 		if again := h.finish(c, sent, now, &calls[i], &answers[i]); again {
 			c.submit(h)
 		}
 	}
+}
+
+// countAsked returns how many answers are of calls that were sent.
+func countAsked(answers []Answer) (n int64) {
+	for i := range answers {
+		if !errors.Is(answers[i].Err, ErrDown) {
+			n++
+		}
+	}
+	return n
 }
 
 // observe takes a round trip into the smoothed one, as TCP does (RFC 6298).
@@ -164,10 +176,7 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 	h.serveLocked(c, now)
 	demand := h.demandLocked(now, t.period)
 
-	call = Call{
-		Key: h.key, Limit: t.limit, Version: t.version, Count: t.count, PerUS: t.perUS, TTL: max(2*t.period, minTTL),
-		LastEpoch: h.lastEpoch, Share: c.opts.Share, Demand: whole(demand, t.limit.Burst),
-	}
+	call = h.callLocked(c, now)
 	if w := h.queue.head; w != nil {
 		if h.heldLocked() > 0 && w.n > 0 {
 			// Too few here for the first in the queue. Back in the bucket they
@@ -213,12 +222,25 @@ func (h *holding) begin(c *Cache, now int64) (call Call, ok bool) {
 	return call, false
 }
 
+// callLocked is a call for h that asks for nothing yet.
+func (h *holding) callLocked(c *Cache, now int64) Call {
+	t := h.terms.Load()
+	call := Call{
+		Key: h.key, Limit: t.limit, Version: t.version, Count: t.count, PerUS: t.perUS, TTL: max(2*t.period, minTTL),
+		LastEpoch: h.lastEpoch, Share: c.opts.Share, Demand: whole(h.demandLocked(now, t.period), t.limit.Burst),
+	}
+	if k := &h.known; k.ok && c.local != nil {
+		call.Hint = Hint{Known: true, Tokens: k.tokens, Age: time.Duration(now - k.at), Part: k.part}
+	}
+	return call
+}
+
 // whole returns x tokens rounded up, within 0 to most.
 func whole(x float64, most int64) int64 { return int64(math.Ceil(max(0, min(x, float64(most))))) }
 
-// reportLocked moves the newest two epochs' tallies into call. They leave the
-// node here: if the outcome stays unknown they are not sent again, and the
-// store forgets those epochs by itself.
+// reportLocked moves the newest two epochs' tallies into call, the store's and
+// this node's own. They leave the node here: if the outcome stays unknown they
+// are not sent again, and the store forgets those epochs by itself.
 func (h *holding) reportLocked(call *Call, now int64) (some bool) {
 	keep := h.unreported[:0]
 	for _, u := range h.unreported {
@@ -227,21 +249,45 @@ func (h *holding) reportLocked(call *Call, now int64) (some bool) {
 		}
 	}
 	h.unreported = keep
-	for i := 0; i < len(call.Reports) && len(h.unreported) > 0; i++ {
-		last := len(h.unreported) - 1
-		newest := 0
-		for j := range h.unreported {
-			if h.unreported[j].Epoch > h.unreported[newest].Epoch {
-				newest = j
-			}
+	for i := range call.Reports {
+		if u, ok := h.newestLocked(false); ok {
+			call.Reports[i], h.reporting[i], some = u.Report, u, true
 		}
-		call.Reports[i] = h.unreported[newest].Report
-		h.reporting[i] = h.unreported[newest]
-		h.unreported[newest] = h.unreported[last]
-		h.unreported = h.unreported[:last]
-		some = true
+		if u, ok := h.newestLocked(true); ok {
+			call.Own[i], some = u.Report, true
+		}
 	}
 	return some
+}
+
+// newestLocked takes the tally of the newest epoch out of those unreported.
+// Epochs of this node's own count down.
+func (h *holding) newestLocked(own bool) (newest tally, ok bool) {
+	at := -1
+	for i, u := range h.unreported {
+		if (u.Epoch < uncounted) == own && (at < 0 || (u.Epoch > h.unreported[at].Epoch) != own) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return tally{}, false
+	}
+	newest = h.unreported[at]
+	last := len(h.unreported) - 1
+	h.unreported[at] = h.unreported[last]
+	h.unreported = h.unreported[:last]
+	return newest, true
+}
+
+// unreportLocked takes back reports that certainly reached no store.
+func (h *holding) unreportLocked() {
+	for _, r := range h.reporting {
+		if r.forget != 0 {
+			u := h.tallyLocked(r.Epoch, r.forget)
+			u.Spent += r.Spent
+			u.Returned += r.Returned
+		}
+	}
 }
 
 // finish applies the answer to call and reports whether h needs another.
@@ -252,7 +298,10 @@ func (h *holding) finish(c *Cache, sent, now int64, call *Call, answer *Answer) 
 	aboard := h.aboard
 	h.aboard = waiters{}
 	if answer.Err != nil {
-		h.failLocked(c, now, aboard, answer.Err)
+		h.bookFailureLocked(c, answer.Err)
+	}
+	if answer.Err != nil && answer.Grant.Source == SourceNone {
+		h.failLocked(c, now, aboard)
 	} else {
 		h.applyLocked(c, sent, now, call, &answer.Grant, aboard)
 	}
@@ -270,22 +319,19 @@ func (h *holding) finish(c *Cache, sent, now int64, call *Call, answer *Answer) 
 	return false
 }
 
-// failLocked decides everybody who waits by the failure policy.
-func (h *holding) failLocked(c *Cache, now int64, aboard waiters, err error) {
+// bookFailureLocked books what became of a call at the store.
+func (h *holding) bookFailureLocked(c *Cache, err error) {
 	switch {
 	case errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):
-		// The reports were certainly not used.
-		for _, r := range h.reporting {
-			if r.forget != 0 {
-				u := h.tallyLocked(r.Epoch, r.forget)
-				u.Spent += r.Spent
-				u.Returned += r.Returned
-			}
-		}
+		h.unreportLocked()
 		c.ledger.notExecuted.Add(1)
 	default:
 		c.ledger.unknown.Add(1)
 	}
+}
+
+// failLocked decides everybody who waits by the failure policy.
+func (h *holding) failLocked(c *Cache, now int64, aboard waiters) {
 	wait := min(failBackoff<<min(h.failures, 10), maxFailBackoff)
 	h.failures++
 	h.failUntil = now + int64(float64(wait)*(1+c.random()/4))
@@ -296,8 +342,7 @@ func (h *holding) failLocked(c *Cache, now int64, aboard waiters, err error) {
 
 // applyLocked books a grant and serves those who wait.
 func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, aboard waiters) {
-	h.lastEpoch = g.Epoch
-	h.balance.Store(g.Remaining)
+	shown := h.bookGrantLocked(now, call, g)
 	h.failUntil, h.failures = 0, 0
 	c.ledger.granted.Add(g.Tokens)
 	if g.Corrupt {
@@ -307,13 +352,18 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 		c.counts.vanished.Add(1)
 	}
 	if g.Newer && g.Limit.Burst > 0 && g.Count > 0 && g.PerUS > 0 {
+		g.Limit.OnFailure = call.Limit.OnFailure // no part of what nodes agree on
 		h.changeLocked(termsWith(g.Limit, g.Count, g.PerUS, g.Version, c.opts.LeasePeriod))
+		shown = h.terms.Load()
 	}
 
 	// The lease. Its deadline counts from before the call was sent, so a reply
 	// that comes later than that is worth nothing.
 	if leased := g.Tokens - g.Bound; leased > 0 {
 		b := batch{epoch: g.Epoch, tokens: leased, deadline: sent + int64(g.TTL), forget: sent + 2*int64(call.TTL)}
+		if g.Source != SourceStore {
+			b.shown = shown
+		}
 		if now >= b.deadline {
 			c.ledger.lost.Add(leased)
 		} else {
@@ -337,7 +387,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 		}
 		bound -= w.n
 		c.ledger.spent.Add(w.n)
-		w.decide(h.admitted(h.heldLocked(), g.Source))
+		w.decide(h.admitted(shown, g.Source))
 	}
 	h.keepLocked(c, sent, now, bound, g)
 	h.paceLocked(c, now, g)
@@ -351,13 +401,29 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 			aboard.remove(w)
 		case w.n == 0:
 			aboard.remove(w)
-			w.decide(h.looked(now, saturate(now, g.RetryAfter), g.Source))
+			w.decide(h.looked(shown, now, saturate(now, g.RetryAfter), g.Source))
 		}
 		w = next
 	}
 	h.queue.pushFront(aboard)
 	h.serveLocked(c, now)
-	h.refuseLocked(c, sent, now, call, g)
+	h.refuseLocked(c, sent, now, call, g, shown)
+}
+
+// bookGrantLocked notes what g tells of the bucket, and returns how decisions
+// by it are shown.
+func (h *holding) bookGrantLocked(now int64, call *Call, g *Grant) (shown *terms) {
+	h.balance.Store(g.Remaining)
+	t := h.terms.Load()
+	if g.Source != SourceStore {
+		h.known.alone = now
+		return t.shareOf(g)
+	}
+	h.lastEpoch = g.Epoch
+	if !g.Newer {
+		h.known.learn(now, t.balance(g), min(1, float64(call.Demand)/float64(max(1, g.Demand))))
+	}
+	return t
 }
 
 // keepLocked keeps n tokens that were charged for requests that have left. The
@@ -365,6 +431,10 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 // the bucket beside what it has by the time they are spent: doc.go, Why it holds.
 func (h *holding) keepLocked(c *Cache, sent, now, n int64, g *Grant) {
 	if n == 0 {
+		return
+	}
+	if g.Source != SourceStore {
+		c.ledger.lost.Add(n)
 		return
 	}
 	t := h.terms.Load()
@@ -422,19 +492,22 @@ func (h *holding) serveLocked(c *Cache, now int64) {
 			}
 			h.arrived -= w.n // counted when it queued, and again by the lease
 			h.queue.remove(w)
-			w.decide(h.admitted(left, SourceLease))
+			var d Decision
+			h.admit(&d, left)
+			w.decide(d)
 			continue
 		}
 		if h.heldLocked() == 0 {
 			return
 		}
 		h.queue.remove(w)
-		w.decide(h.looked(now, now, SourceLease))
+		t := h.shown.Load()
+		w.decide(h.looked(t, now, now, t.source))
 	}
 }
 
 // refuseLocked remembers a refusal and refuses those it covers.
-func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant) {
+func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant, shown *terms) {
 	if call.Want == 0 {
 		return // a look, or a report
 	}
@@ -443,10 +516,13 @@ func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant) 
 		return
 	}
 	t := h.terms.Load()
-	r := &refusal{cost: max(1, call.Need), metAt: saturate(now, g.RetryAfter), pace: h.paceUntil, nsPerToken: t.nsPerToken}
-	r.room, r.dropped = t.limit.Burst, now
+	r := &refusal{
+		cost: max(1, call.Need), metAt: saturate(now, g.RetryAfter), pace: h.paceUntil, nsPerToken: shown.nsPerToken,
+		shown: shown, source: SourceMemory,
+	}
+	r.room, r.dropped = shown.full, now
 	if g.Outstanding > 0 {
-		r.room, r.dropped = t.limit.Burst-g.Outstanding, saturate(now, 2*max(call.TTL, g.TTL*100/95+1))
+		r.room, r.dropped = shown.full-g.Outstanding, saturate(now, 2*max(call.TTL, g.TTL*100/95+1))
 	}
 	if g.RetryAfter > 0 || g.Tokens < r.cost {
 		// Half the wait, so that a give-back or a raised limit is noticed: at
@@ -458,6 +534,10 @@ func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant) 
 		if g.Outstanding > 0 {
 			// Whatever others hold is back, or has expired, within a TTL.
 			wait = min(wait, 2*t.period)
+		}
+		if g.Source != SourceStore {
+			// To ask again costs no call, and the store may be back.
+			r.source, wait = g.Source, min(wait, t.period)
 		}
 		// From the send, not the reply: asked for again then, the store is
 		// reached when the token is there, not a round trip later.
@@ -472,17 +552,17 @@ func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant) 
 		next := w.next
 		if retryAt, ok := r.covers(now, w.n); ok && w.n > 0 {
 			h.queue.remove(w)
-			w.decide(h.denied(now, retryAt, g.Source))
+			w.decide(h.denied(shown, now, retryAt, g.Source))
 		}
 		w = next
 	}
 }
 
 // looked is the Decision for a cost of 0: as if for a cost of 1.
-func (h *holding) looked(now, retryAt int64, from Source) Decision {
-	d := h.admitted(h.heldLocked(), from)
+func (h *holding) looked(t *terms, now, retryAt int64, from Source) Decision {
+	d := h.admitted(t, from)
 	if d.Remaining > 0 {
 		return d
 	}
-	return h.denied(now, retryAt, from)
+	return h.denied(t, now, retryAt, from)
 }

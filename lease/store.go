@@ -19,7 +19,8 @@ type Store interface {
 }
 
 // Answer is what became of one Call: a Grant, or an error that matches
-// ErrNotExecuted, ErrUnknownOutcome or ErrRejected.
+// ErrNotExecuted, ErrUnknownOutcome or ErrRejected. An error with a Grant (its
+// Source is set) tells what became of the call at the store; the Grant stands in.
 type Answer struct {
 	Grant Grant
 	Err   error
@@ -35,7 +36,21 @@ var (
 	// ErrRejected says that the store is well and the call is at fault; it
 	// was not executed and would be rejected again.
 	ErrRejected = errors.New("lease: call was rejected")
+	// ErrOverloaded comes with ErrNotExecuted when the call did not leave this
+	// node for want of a connection: it says nothing about the store.
+	ErrOverloaded = errors.New("lease: this node has too many calls under way")
+	// ErrDown comes with ErrNotExecuted when the store is known not to answer,
+	// and was not asked.
+	ErrDown = errors.New("lease: store is down")
 )
+
+// Local is a Store that can also decide without waiting for anything.
+type Local interface {
+	Store
+	// Local answers call at once from what this node may admit by itself. Its
+	// Grant's Source is not SourceStore.
+	Local(call Call) Answer
+}
 
 // Share says how a store divides a bucket among nodes that want more than
 // there is.
@@ -75,6 +90,14 @@ type Call struct {
 	// A token is reported at most once, and only when it can no longer be
 	// spent on the node.
 	Reports [2]Report
+	// Own are reports about tokens that this node was granted by itself (their
+	// epoch is below -1). A Store that grants such takes them in whatever the
+	// Answer; others ignore them.
+	Own [2]Report
+	// Hint is what this node knows of the bucket, for a Store that may have lost
+	// it in an outage. Only a Local is told, and passes it on when there was one:
+	// a bucket also goes when another node filled it.
+	Hint Hint
 	// Refund gives back tokens that were admitted but not used after all. The
 	// balance never passes what the burst leaves beside outstanding leases.
 	Refund int64
@@ -109,6 +132,19 @@ type Report struct {
 	Returned int64 // given back unused
 }
 
+// Hint is what the last Grant of the store told this node about a bucket.
+type Hint struct {
+	// Known is whether there was one. The rest is zero otherwise.
+	Known bool
+	// Tokens was the balance, rounded up: a bucket that expired, as full ones
+	// do, must not look less than full. Negative in debt.
+	Tokens int64
+	// Age is how long ago, by this node's clock.
+	Age time.Duration
+	// Part is this node's part of the demand of all nodes, 0 to 1, smoothed.
+	Part float64
+}
+
 // Grant is a Store's answer to a Call. Tokens may be fewer than wanted; zero
 // means denied until RetryAfter has passed. TTL runs from before the call was
 // sent, so a slow network only shortens a lease, never lengthens it.
@@ -135,8 +171,9 @@ type Grant struct {
 	// Outstanding is the store's count of leased tokens not yet reported or
 	// expired, never less than the truth.
 	Outstanding int64
-	// Active is how many nodes asked for this key lately.
-	Active int64
+	// Active is how many nodes asked for this key lately, and Demand the sum of
+	// what they said in Call.Demand.
+	Active, Demand int64
 	// Created says that the bucket was not there, Corrupt that what was there
 	// could not be read and was replaced by a fresh bucket.
 	Created, Corrupt bool
@@ -146,8 +183,13 @@ type Grant struct {
 	Limit        Limit
 	Version      int64
 	Count, PerUS int64 // of Limit, if Newer
-	// Source says who granted, for Decision and Stats only.
+	// Source says who granted: SourceStore, or SourceLocal or SourcePolicy if
+	// the store did not answer. The rest is for those two.
 	Source Source
+	// Full is what Tokens and Remaining are counted in: the burst of the node's
+	// share. Rate is the share's rate in tokens per second.
+	Full int64
+	Rate float64
 }
 
 // Ratio returns the rate of the call's limit as Limit.Ratio does.

@@ -1,17 +1,20 @@
 -- acquire.lua: grant tokens of a bucket to a node as a lease.       O(#KEYS)
 -- KEYS[i]  a bucket each, "<prefix>tb1:{<key>}"
--- ARGV     20 integers for each key:
+-- ARGV     22 integers for each key:
 --   1 burst (tokens)  2 count, 3 per_us: the rate is count tokens per per_us µs
 --   4 version  5 ttl_us: how long a lease lives
 --   6 epoch, 7 spent, 8 returned (tokens)   9, 10, 11: the same of a second epoch
 --   12 refund (tokens)  13 debt (tokens)  14 reset (0 or 1)
 --   15 need  16 bound  17 want (tokens)
 --   18 demand (tokens per lease period)  19 last_epoch  20 share (0, 1, 2)
--- returns  11 integers for each key, in order:
+--   21 hint (tokens), 22 hint_age_us: what a bucket that is missing had, and how
+--   long ago; at most the burst
+-- returns  12 integers for each key, in order:
 --   1 granted (tokens)  2 bound: of these, spent at once  3 epoch  4 ttl_us
 --   5 remaining (tokens)  6 retry_after_us  7 reset_after_us  8 pace_us
 --   9 outstanding (tokens)  10 active (nodes)
 --   11 flags: 1 created, 2 corrupt, 4 the limit in force differs from the call's
+--   12 demand of all active nodes (tokens per lease period)
 -- then     4 integers (version, burst, count, per_us) for each key with flag 4
 --
 -- State, one string: "1 units at epoch out0 out1 act0 act1 dem0 dem1 version
@@ -51,7 +54,7 @@ local stored = redis.call('MGET', unpack(KEYS))
 local reply, tail = {}, {}
 
 for i = 1, #KEYS do
-  local a = (i - 1) * 20
+  local a = (i - 1) * 22
   local function arg(n) return tonumber(ARGV[a + n]) end
   local c_burst, c_count, c_per, c_version, c_ttl = arg(1), arg(2), arg(3), arg(4), arg(5)
   local flags = 0
@@ -68,9 +71,11 @@ for i = 1, #KEYS do
       v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9]
     version, burst, count, per, ttl = v[10], v[11], v[12], v[13], v[14]
   else
-    -- An expired key equals a full bucket.
+    -- An expired key equals a full bucket. So does one that was lost, but for
+    -- what the caller remembers of it.
     flags = flags + 1
-    units, at, epoch = c_burst * c_per, now, floor(now / c_ttl)
+    units, at, epoch = max(-c_burst, min(arg(21), c_burst)) * c_per, now, floor(now / c_ttl)
+    units = units + min(arg(22) * c_count, c_burst * c_per - units)
     out0, out1, act0, act1, dem0, dem1 = 0, 0, 0, 0, 0, 0
     version, burst, count, per, ttl = c_version, c_burst, c_count, c_per, c_ttl
   end
@@ -232,7 +237,7 @@ for i = 1, #KEYS do
     for _, x in ipairs({ version, burst, count, per }) do tail[#tail + 1] = x end
   end
   for _, x in ipairs({ granted, at_once, epoch, floor(ttl * 95 / 100), max(0, floor(units / per)),
-    wait, fill, pace, out0 + out1, max(1, act0, act1), flags }) do
+    wait, fill, pace, out0 + out1, max(1, act0, act1), flags, max(dem0, dem1) }) do
     reply[#reply + 1] = x
   end
 end

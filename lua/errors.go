@@ -39,9 +39,11 @@ func classify(err error, calls int) error {
 		}
 		return fmt.Errorf("%w: %w", lease.ErrUnknownOutcome, err)
 	}
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) {
+		return fmt.Errorf("%w: %w: %w", lease.ErrNotExecuted, lease.ErrOverloaded, err)
+	}
 	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrPoolTimeout) ||
-		errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed) {
+	if errors.As(err, &op) && op.Op == "dial" || errors.Is(err, redis.ErrClosed) {
 		return fmt.Errorf("%w: %w", lease.ErrNotExecuted, err)
 	}
 	return fmt.Errorf("%w: %w", lease.ErrUnknownOutcome, err)

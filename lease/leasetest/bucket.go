@@ -69,6 +69,12 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 			exists: true, units: call.Limit.Burst * perUS, at: now, epoch: now / ttl,
 			version: call.Version, burst: call.Limit.Burst, count: count, perUS: perUS, ttl: ttl, limit: call.Limit,
 		}
+		if h := call.Hint; h.Known {
+			// It was lost, but for what the caller remembers of it.
+			b.units = max(-b.burst, min(h.Tokens, b.burst)) * perUS
+			age, full := max(0, h.Age.Microseconds()), b.refillTime(b.burst*perUS-b.units)
+			b.units = min(b.burst*perUS, b.units+min(age, full)*count)
+		}
 		g.Created = true
 	}
 	dirty := false
@@ -117,6 +123,7 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 	g.ResetAfter = micros(b.refillTime(b.burst*b.perUS - b.units))
 	g.Outstanding = b.out0 + b.out1
 	g.Active = max(1, b.act0, b.act1)
+	g.Demand = max(b.dem0, b.dem1)
 	if b.version != call.Version || b.burst != call.Limit.Burst || b.count != count || b.perUS != perUS {
 		g.Newer, g.Limit, g.Version, g.Count, g.PerUS = true, b.limit, b.version, b.count, b.perUS
 	}
