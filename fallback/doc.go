@@ -1,0 +1,2 @@
+// Package fallback keeps limiting when the store fails.
+package fallback

@@ -1,0 +1,278 @@
+package fallback
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+const (
+	// firstBackoff is the pause after the first probe that failed. The breaker
+	// allows a probe as soon; longer pauses are made here.
+	firstBackoff = 25 * time.Millisecond
+	// slowFor is how long answers have to be slow before they count as failures,
+	// and slowCalls how many.
+	slowFor   = time.Second
+	slowCalls = 5
+	// rampFrom is the part of the calls that go to the primary as soon as the
+	// breaker closed.
+	rampFrom = 0.1
+)
+
+var (
+	// errNeutral is no verdict on the server.
+	errNeutral = errors.New("fallback: says nothing about the server")
+	errSlow    = errors.New("fallback: server is slow")
+)
+
+// shard is one server of the primary, and whether to ask it.
+type shard struct {
+	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
+	// state is the breaker's, as its hook saw it last. The hook runs under the
+	// breaker's lock: to ask the breaker there would be a deadlock.
+	state atomic.Int32
+	// down is set by the first failure, before the breaker opens: from then on
+	// nobody waits for the server but its one probe.
+	down atomic.Bool
+	// life counts ups and downs, so that a late failure of an earlier life is
+	// not held against this one.
+	life atomic.Int64
+	ramp atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
+
+	mu        sync.Mutex
+	template  lease.Call // the call to probe with
+	seen      time.Time  // when it was made
+	slowSince time.Time
+	slow      int
+	slowNow   atomic.Bool // slow > 0, to be read without mu
+}
+
+func (s *Store) newShard() *shard {
+	sh := &shard{}
+	sh.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		MaxRequests: 1,
+		Timeout:     firstBackoff,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= uint32(s.opts.Failures) },
+		OnStateChange: func(_ string, from, to gobreaker.State) {
+			sh.state.Store(int32(to))
+			if from == gobreaker.StateClosed {
+				s.counts.trips.Add(1)
+			}
+		},
+		IsExcluded: func(err error) bool { return err == errNeutral },
+	})
+	return sh
+}
+
+// shardOf returns key's shard.
+func (s *Store) shardOf(key string) *shard {
+	name := s.opts.Shard(key)
+	if sh, ok := s.shards.Load(name); ok {
+		return sh.(*shard)
+	}
+	sh, _ := s.shards.LoadOrStore(name, s.newShard())
+	return sh.(*shard)
+}
+
+// ticket is the permission to ask a shard, to be given back with the outcome.
+type ticket struct {
+	shard *shard
+	done  func(error)
+	life  int64
+	err   error // the worst outcome so far
+	well  bool  // some call was answered
+}
+
+// asks reports whether a call may go to the server now.
+func (sh *shard) asks(s *Store, now time.Time) bool {
+	if sh.down.Load() {
+		return false
+	}
+	from := sh.ramp.Load()
+	if from == 0 {
+		return true
+	}
+	part := float64(now.Sub(s.base)-time.Duration(from)) / float64(s.opts.Ramp)
+	if part >= 1 {
+		sh.ramp.CompareAndSwap(from, 0)
+		return true
+	}
+	return rand.Float64() < rampFrom+(1-rampFrom)*part
+}
+
+// open returns a ticket; ok is false if the breaker has none.
+func (sh *shard) open() (t ticket, ok bool) {
+	done, err := sh.breaker.Allow()
+	return ticket{shard: sh, done: done, life: sh.life.Load()}, err == nil
+}
+
+// close judges the server by what became of the ticket's calls.
+func (t *ticket) close(s *Store) {
+	t.done(t.err)
+	if t.err == nil || t.err == errNeutral || t.life != t.shard.life.Load() {
+		return
+	}
+	s.fail(t.shard)
+}
+
+// fail takes sh down and has it probed until it is up again.
+func (s *Store) fail(sh *shard) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || !sh.down.CompareAndSwap(false, true) {
+		return
+	}
+	sh.life.Add(1)
+	if s.down == 0 {
+		s.downSince = time.Now()
+	}
+	s.down++
+	s.running.Go(func() { s.recover(sh) })
+}
+
+// recover probes sh until it answers, and then charges it with what was
+// admitted meanwhile.
+func (s *Store) recover(sh *shard) {
+	for pause := firstBackoff; !s.probe(sh); pause = min(2*pause, s.opts.Backoff) {
+		if !s.sleep(time.Duration(float64(pause)*(1+rand.Float64()/2)) + time.Millisecond) {
+			return
+		}
+	}
+	s.up(sh)
+	s.settle(sh)
+}
+
+// up puts sh into use again: little by little, if its breaker was open.
+func (s *Store) up(sh *shard) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down--; s.down == 0 {
+		s.downFor += time.Since(s.downSince)
+	}
+	sh.mu.Lock()
+	sh.slow = 0
+	sh.mu.Unlock()
+	sh.life.Add(1)
+	sh.down.Store(false)
+}
+
+// remember keeps call to probe with: the latest has the limit in force.
+func (sh *shard) remember(call *lease.Call, now time.Time) {
+	sh.mu.Lock()
+	sh.template, sh.seen = *call, now
+	sh.mu.Unlock()
+}
+
+// probe makes one call to sh and reports whether it was answered in good time.
+// It is a call that the script has to write for, as a replica or a full server
+// cannot, but that asks for more than there can be, so it takes nothing.
+func (s *Store) probe(sh *shard) bool {
+	t, ok := sh.open()
+	if !ok {
+		return false
+	}
+	sh.mu.Lock()
+	call, age := bare(&sh.template), time.Since(sh.seen)
+	sh.mu.Unlock()
+	if call.Hint.Known {
+		call.Hint.Age += age
+	}
+	call.Need = call.Limit.Burst + 1
+	call.Want, call.Demand, call.Share = call.Need, 1, lease.ShareNone
+	s.counts.probes.Add(1)
+	wasOpen := sh.state.Load() != int32(gobreaker.StateClosed)
+	ctx, cancel := context.WithTimeout(s.alive, s.opts.Timeout)
+	defer cancel()
+	start := time.Now()
+	answers := s.primary.Acquire(ctx, []lease.Call{call})
+	t.judge(s, ctx, start, answers)
+	if t.err == nil && time.Since(start) > s.opts.Period/2 {
+		t.err = errSlow
+	}
+	if t.err == nil && wasOpen {
+		sh.ramp.Store(max(1, int64(time.Since(s.base))))
+	}
+	t.done(t.err)
+	return t.err == nil
+}
+
+// bare returns what call says about its key, without what it asks or tells.
+func bare(call *lease.Call) lease.Call {
+	return lease.Call{
+		Key: call.Key, Limit: call.Limit, Version: call.Version, Count: call.Count, PerUS: call.PerUS,
+		TTL: call.TTL, Hint: call.Hint, LastEpoch: -1,
+	}
+}
+
+// judge takes in the answers to calls that were sent at start.
+func (t *ticket) judge(s *Store, ctx context.Context, start time.Time, answers []lease.Answer) {
+	if len(answers) == 0 {
+		t.err = lease.ErrUnknownOutcome
+	}
+	for i := range answers {
+		t.take(s.verdict(ctx, start, answers[i].Err))
+	}
+}
+
+// take takes in one verdict: a failure outweighs an answer, and that outweighs
+// what says nothing.
+func (t *ticket) take(verdict error) {
+	switch {
+	case verdict == nil:
+		t.well = true
+		if t.err == errNeutral {
+			t.err = nil
+		}
+	case verdict == errNeutral:
+		if t.err == nil && !t.well {
+			t.err = errNeutral
+		}
+	default:
+		t.err = verdict
+	}
+}
+
+// verdict tells what err says about the server: nil if it is well, errNeutral if
+// nothing.
+func (s *Store) verdict(ctx context.Context, start time.Time, err error) error {
+	switch {
+	case err == nil, errors.Is(err, lease.ErrRejected):
+		return nil
+	case errors.Is(err, lease.ErrOverloaded):
+		return errNeutral
+	case errors.Is(ctx.Err(), context.Canceled):
+		return errNeutral
+	case ctx.Err() != nil && time.Since(start) < s.opts.Timeout*9/10:
+		return errNeutral // the caller has less time than the server is given
+	}
+	return err
+}
+
+// late takes in how long the server took, and reports whether it has been slow
+// for too long.
+func (sh *shard) late(s *Store, now time.Time, took time.Duration) bool {
+	if took <= s.opts.Period/2 {
+		if sh.slowNow.Load() {
+			sh.mu.Lock()
+			sh.slow = 0
+			sh.slowNow.Store(false)
+			sh.mu.Unlock()
+		}
+		return false
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.slow == 0 {
+		sh.slowSince = now
+	}
+	sh.slow++
+	sh.slowNow.Store(true)
+	return sh.slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor
+}

@@ -1,0 +1,332 @@
+package fallback
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+const (
+	// blend is how much of a share goes by demand at first, and blendFor how
+	// long it takes until nothing does.
+	blend    = 0.5
+	blendFor = time.Minute
+	// certain is how much of its part of the demand a node believes in: parts are
+	// estimates, and together they must not be more than all.
+	certain = 0.9
+	// leastPart and mostPart bound a share, in equal shares.
+	leastPart, mostPart = 0.25, 4
+	// ownEpoch is the tag of epoch 0 of a share's own leases; they count down,
+	// clear of the store's and of -1.
+	ownEpoch = -2
+)
+
+// share is this node's part of one key's limit. Its bucket is a rate.Limiter for
+// as long as it lives: neither outages nor changes of the limit begin a new one.
+//
+// As in the store, tokens that are out on lease count against the burst, and
+// refill is computed with their number as it was before a report lowers it: the
+// limiter's own burst is what they leave. So leases do not loosen the bound.
+type share struct {
+	mu      sync.Mutex
+	key     string
+	limiter *rate.Limiter // nil: not used yet
+	limit   lease.Limit
+	weight  float64 // part of the limit
+	burst   int64   // of the share
+	cost    int64   // the largest asked for in this outage: burst is no less
+	spare   int64   // tokens that came back; the limiter cannot take them
+
+	ttl        time.Duration
+	epoch      int64
+	out0, out1 int64 // tokens on lease, granted in this epoch and the one before
+
+	outage bool      // the share was used since the primary last answered
+	since  time.Time // and first used then
+	part   float64   // of the demand, before that
+
+	admitted int64      // tokens that the primary has not been charged with
+	charging int64      // of those, in a call under way
+	debt     int64      // what that call is charged with
+	last     lease.Call // to charge with
+}
+
+// local answers call from the share. err is why the primary does not.
+func (s *Store) local(call *lease.Call, now time.Time, err error) lease.Answer {
+	if call.Limit.Zero() {
+		return lease.Answer{Err: err}
+	}
+	if call.Reset || call.Refund > 0 {
+		return s.localTell(call, now, err)
+	}
+	switch call.Limit.OnFailure {
+	case lease.Allow:
+		return lease.Answer{Err: err, Grant: allow(call)}
+	case lease.Deny:
+		return lease.Answer{Err: err, Grant: deny(call, s.opts.Timeout)}
+	}
+	s.shardOf(call.Key).remember(call, now)
+	sh := s.shares.getOrAdd(call.Key, now)
+	defer sh.mu.Unlock()
+	return lease.Answer{Err: err, Grant: sh.grant(s, now, call)}
+}
+
+// localTell carries out what needs no grant, as far as that is possible here: a
+// refund of what the primary has not been charged with.
+func (s *Store) localTell(call *lease.Call, now time.Time, err error) lease.Answer {
+	sh := s.shares.get(call.Key)
+	if sh == nil {
+		return lease.Answer{Err: err}
+	}
+	defer sh.mu.Unlock()
+	if call.Reset || call.Refund > sh.admitted-sh.charging {
+		return lease.Answer{Err: err}
+	}
+	// Not back into the share: the request may have been admitted by the store.
+	sh.admitted -= call.Refund
+	s.counts.returned.Add(call.Refund)
+	look := bare(call)
+	return lease.Answer{Grant: sh.grant(s, now, &look)}
+}
+
+// allow grants everything, uncounted.
+func allow(call *lease.Call) lease.Grant {
+	g := lease.Grant{
+		Tokens: call.Want, Bound: call.Want, Epoch: -1, TTL: call.TTL / 2,
+		Source: lease.SourcePolicy, Full: call.Limit.Burst, Limit: call.Limit, Version: call.Version, Active: 1,
+	}
+	if call.Need > 0 {
+		g.Bound = min(call.Want, call.Bound) / call.Need * call.Need
+	} else {
+		g.Bound = 0
+	}
+	return g
+}
+
+// deny refuses everything, for as long as it takes to notice that the primary
+// is back.
+func deny(call *lease.Call, retry time.Duration) lease.Grant {
+	return lease.Grant{
+		RetryAfter: retry, ResetAfter: retry,
+		Source: lease.SourcePolicy, Full: call.Limit.Burst, Limit: call.Limit, Version: call.Version, Active: 1,
+	}
+}
+
+// grant answers call. Holds mu, as all below.
+func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
+	sh.begin(s, now, call)
+	sh.report(s, call.Own)
+
+	g := lease.Grant{
+		Epoch: ownEpoch - sh.epoch, TTL: sh.ttl * 95 / 100, Source: lease.SourceLocal,
+		Limit: call.Limit, Version: call.Version, Full: sh.burst, Rate: sh.weight * call.Limit.Rate, Active: 1,
+	}
+	avail := sh.avail(now)
+	if avail > 0 && avail >= call.Need && call.Want > 0 {
+		g.Tokens = min(avail, max(call.Need, call.Want))
+		if call.Need > 0 {
+			g.Bound = min(g.Tokens, call.Bound) / call.Need * call.Need
+		}
+		sh.take(now, g.Tokens, g.Tokens-g.Bound)
+		sh.admitted += g.Tokens
+		s.counts.admitted.Add(g.Tokens)
+	} else if call.Want > 0 {
+		s.counts.denied.Add(1)
+	}
+	g.Remaining = avail - g.Tokens
+	if g.Tokens < call.Want && g.Remaining == 0 {
+		g.Pace = sh.ttl / 2
+	}
+	g.Outstanding = sh.out0 + sh.out1
+	g.RetryAfter = sh.wait(s, now, max(1, call.Need))
+	g.ResetAfter = after(float64(sh.burst)-sh.tokens(now), g.Rate)
+	return g
+}
+
+// begin brings the share up to now: its part of the limit and, at the start of
+// an outage, its tokens.
+func (sh *share) begin(s *Store, now time.Time, call *lease.Call) {
+	sh.last = bare(call)
+	fresh := sh.limiter == nil
+	if !sh.outage {
+		sh.outage, sh.since, sh.cost, sh.part = true, now, 1, 0
+		// Of a demand that is older nobody knows who has it now.
+		if call.Hint.Age <= 2*call.TTL {
+			sh.part = certain * call.Hint.Part
+		}
+		defer func() { sh.seed(s, now, call, fresh) }()
+	}
+	sh.cost = min(max(sh.cost, call.Need), call.Limit.Burst)
+	weight := sh.weigh(s, now, call)
+	if fresh {
+		sh.limiter = rate.NewLimiter(0, 0)
+	}
+	sh.rotate(s, now, max(call.TTL, time.Millisecond))
+	if fresh || call.Limit != sh.limit || math.Abs(weight-sh.weight) > 0.01*sh.weight {
+		sh.limiter.SetLimitAt(now, rate.Limit(weight*call.Limit.Rate))
+		sh.limit, sh.weight = call.Limit, weight
+	}
+	const rounding = 1 + 1e-12 // a third of 3 is 1
+	sh.burst = int64(sh.weight * float64(call.Limit.Burst) * rounding)
+	if sh.weight > 0 {
+		sh.burst = min(max(sh.burst, sh.cost), call.Limit.Burst)
+	}
+	sh.spare = max(0, min(sh.spare, sh.burst-sh.out0-sh.out1))
+	sh.fit(now)
+}
+
+// weigh returns the share's part of the limit.
+func (sh *share) weigh(s *Store, now time.Time, call *lease.Call) float64 {
+	n := max(1, s.opts.Nodes())
+	if call.Limit.Burst < int64(n) {
+		// A token each would be more than the burst: some nodes have it all.
+		if owns, known := s.opts.Owns(call.Key, int(call.Limit.Burst)); known && owns {
+			return 1 / float64(call.Limit.Burst)
+		} else if known {
+			return 0
+		}
+	}
+	equal := 1 / float64(n)
+	if s.opts.Split == SplitEqual || n == 1 {
+		return equal
+	}
+	by := blend * max(0, 1-float64(now.Sub(sh.since))/float64(blendFor))
+	return max(leastPart*equal, min((1-by)*equal+by*sh.part, mostPart*equal, 1))
+}
+
+// seed sets the tokens at the start of an outage: the share's part of what the
+// bucket had, as far as this node knows, and never more than it has already.
+func (sh *share) seed(s *Store, now time.Time, call *lease.Call, fresh bool) {
+	most := float64(sh.burst)
+	switch h := call.Hint; {
+	case h.Known:
+		balance := min(float64(h.Tokens)+call.Limit.Rate*h.Age.Seconds(), float64(call.Limit.Burst))
+		most = max(0, min(sh.weight*balance, most))
+	case !fresh: // it goes on where it was
+	case s.opts.Unknown == StartEmpty:
+		most = 0
+	case s.opts.Unknown == StartOne:
+		most = min(1, most)
+	}
+	if fresh {
+		sh.spare = min(int64(most), sh.burst)
+		sh.fit(now)
+		return
+	}
+	surplus := int64(math.Ceil(sh.tokens(now) - most))
+	if surplus <= 0 {
+		return
+	}
+	spare := min(surplus, sh.spare)
+	sh.spare -= spare
+	sh.limiter.AllowN(now, int(min(surplus-spare, int64(sh.limiter.TokensAt(now)))))
+	sh.fit(now)
+}
+
+// fit makes the limiter's burst what leases and spare tokens leave. What it had
+// up to now it has by the burst as it was.
+func (sh *share) fit(now time.Time) {
+	sh.limiter.SetBurstAt(now, int(max(0, sh.burst-sh.out0-sh.out1-sh.spare)))
+}
+
+// rotate drops leases that can no longer be live: those of an epoch when the
+// next one ends.
+func (sh *share) rotate(s *Store, now time.Time, ttl time.Duration) {
+	if ttl != sh.ttl {
+		sh.ttl = ttl
+		sh.epoch = int64(now.Sub(s.base) / sh.ttl)
+		sh.out0, sh.out1 = sh.out0+sh.out1, 0
+		return
+	}
+	switch epoch := int64(now.Sub(s.base) / sh.ttl); epoch - sh.epoch {
+	case 0:
+	case 1:
+		sh.out0, sh.out1, sh.epoch = 0, sh.out0, epoch
+	default:
+		sh.out0, sh.out1, sh.epoch = 0, 0, epoch
+	}
+}
+
+// report takes in what became of the share's leases.
+func (sh *share) report(s *Store, reports [2]lease.Report) {
+	for _, r := range reports {
+		out := &sh.out0
+		switch ownEpoch - r.Epoch {
+		case sh.epoch:
+		case sh.epoch - 1:
+			out = &sh.out1
+		default:
+			continue
+		}
+		*out -= min(r.Spent, *out)
+		returned := min(r.Returned, *out)
+		*out -= returned
+		sh.spare += returned
+		// What the primary has been charged with already is not given back.
+		back := min(returned, sh.admitted-sh.charging)
+		sh.admitted -= back
+		s.counts.returned.Add(back)
+	}
+	sh.spare = max(0, min(sh.spare, sh.burst-sh.out0-sh.out1))
+}
+
+// tokens returns what may be taken, and the fraction on the way.
+func (sh *share) tokens(now time.Time) float64 {
+	return float64(sh.spare) + max(0, sh.limiter.TokensAt(now))
+}
+
+func (sh *share) avail(now time.Time) int64 {
+	return sh.spare + int64(max(0, sh.limiter.TokensAt(now)))
+}
+
+// take takes n tokens, of which leased go out on lease.
+func (sh *share) take(now time.Time, n, leased int64) {
+	spare := min(n, sh.spare)
+	sh.spare -= spare
+	sh.limiter.AllowN(now, int(n-spare))
+	sh.out0 += leased
+	sh.fit(now)
+}
+
+// wait returns how long it takes until n tokens are there.
+func (sh *share) wait(s *Store, now time.Time, n int64) time.Duration {
+	rate := sh.weight * sh.limit.Rate
+	if rate <= 0 || n > sh.burst {
+		return s.opts.Backoff // not from this node: the primary may be back by then
+	}
+	wait := after(float64(n)-sh.tokens(now), rate)
+	if n > sh.burst-sh.out0-sh.out1 {
+		// Leases hold up refill until they are dropped.
+		wait = max(wait, 2*sh.ttl)
+	}
+	return wait
+}
+
+// after returns how long it takes to refill n tokens, rounded up.
+func after(n, rate float64) time.Duration {
+	if n <= 0 {
+		return 0
+	}
+	const most = time.Duration(9e15) * time.Microsecond / 1000
+	d := n / rate * 1e9
+	if !(d < float64(most)) {
+		return most
+	}
+	return time.Duration(math.Ceil(d)) + time.Microsecond
+}
+
+// deficit returns what the share's bucket lacks, in whole tokens.
+func (sh *share) deficit(now time.Time) int64 {
+	return max(0, int64(math.Ceil(float64(sh.burst)-sh.tokens(now))))
+}
+
+// idle reports whether the share has nothing to remember: a new one would be no
+// fuller.
+func (sh *share) idle(now time.Time) bool {
+	return sh.admitted == 0 && sh.charging == 0 &&
+		(sh.limiter == nil || sh.out0+sh.out1 == 0 && sh.deficit(now) == 0)
+}

@@ -1,0 +1,181 @@
+package fallback_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hybridlimit/hybridlimit/fallback"
+	"github.com/hybridlimit/hybridlimit/lease"
+	"github.com/hybridlimit/hybridlimit/lease/leasetest"
+)
+
+// world is nodes on one store in fake time, each with a fallback. The nodes are
+// stepped by the test alone, so that a run is the same each time; probes and
+// debts travel in goroutines of their own.
+type world struct {
+	t      *testing.T
+	start  time.Time
+	skew   time.Duration // of the store's clock
+	store  *leasetest.Store
+	limits lease.Limits
+	trace  *leasetest.Trace
+	nodes  []*node
+	rand   *rand.Rand
+}
+
+type node struct {
+	lease.Stepped
+	w        *world
+	fallback *fallback.Store
+	link     *leasetest.Link
+	down     bool // its way to the store
+	admitted int64
+	from     map[lease.Source]int64 // tokens admitted, by source
+}
+
+// inWorld runs f with n nodes that know of each other's number.
+func inWorld(t *testing.T, n int, limits lease.Limits, opts fallback.Options, f func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, start: time.Now(), limits: limits, trace: leasetest.NewTrace(limits), rand: rand.New(rand.NewPCG(7, 11))}
+		w.store = leasetest.NewStore(func() time.Duration { return time.Duration(time.Now().UnixNano()) + w.skew })
+		for range n {
+			w.add(opts)
+		}
+		defer w.close() // also after a Fatal, or what runs on hides its message
+		f(w)
+	})
+}
+
+func (w *world) close() {
+	for i, n := range w.nodes {
+		n.Close(context.Background()) // some are cut off
+		s := n.Stats()
+		if sum := s.Spent + s.Returned + s.Expired + s.Lost + s.Live; s.Granted != sum {
+			w.t.Errorf("node %d: granted %d: want spent %d + returned %d + expired %d + lost %d + live %d", i, s.Granted, s.Spent, s.Returned, s.Expired, s.Lost, s.Live)
+		}
+		n.fallback.Close(context.Background())
+	}
+}
+
+func (w *world) add(opts fallback.Options) *node {
+	w.t.Helper()
+	if opts.Nodes == nil {
+		opts.Nodes = func() int { return len(w.nodes) }
+	}
+	n := &node{w: w, link: &leasetest.Link{Store: w.store}, from: map[lease.Source]int64{}}
+	n.link.Fault = func([]lease.Call) leasetest.Fault {
+		if n.down {
+			return leasetest.RequestLost
+		}
+		return leasetest.Works
+	}
+	var err error
+	if n.fallback, err = fallback.New(n.link, opts); err != nil {
+		w.t.Fatal(err)
+	}
+	if n.Stepped, err = lease.NewStepped(n.fallback, w.limits, lease.Options{}); err != nil {
+		w.t.Fatal(err)
+	}
+	n.Seed(uint64(len(w.nodes)))
+	n.Stepped.Advance(w.now())
+	w.nodes = append(w.nodes, n)
+	return n
+}
+
+func (w *world) now() time.Duration { return time.Since(w.start) }
+
+// setDown cuts off all nodes from the store, or heals them.
+func (w *world) setDown(down bool) {
+	for _, n := range w.nodes {
+		n.down = down
+	}
+}
+
+// until lets time pass, and each node do what it has to do on the way.
+func (w *world) until(end time.Duration) {
+	for {
+		var first *node
+		at := end
+		for _, n := range w.nodes {
+			if next, ok := n.Next(); ok && next <= at && (first == nil || next < at) {
+				first, at = n, next
+			}
+		}
+		time.Sleep(max(0, at-w.now()))
+		if first == nil {
+			return
+		}
+		first.Stepped.Advance(w.now())
+	}
+}
+
+func (w *world) sleep(d time.Duration) { w.until(w.now() + d) }
+
+// take decides and records a request.
+func (n *node) take(key string, cost int64) lease.Decision {
+	w := n.w
+	w.t.Helper()
+	n.Stepped.Advance(w.now())
+	d, err := n.Take(context.Background(), key, cost)
+	if err != nil {
+		w.t.Fatalf("at %v: Take(%q, %d) = %v: want no error", w.now(), key, cost, err)
+	}
+	w.trace.Record(w.now(), key, cost, d)
+	if d.Allowed {
+		n.admitted += cost
+		n.from[d.Source] += cost
+	}
+	return d
+}
+
+// offer asks for cost tokens of key for d, on each node demand tokens a second,
+// at random instants. It returns the tokens admitted.
+func (w *world) offer(d time.Duration, key string, cost int64, demand []float64) (admitted int64) {
+	w.t.Helper()
+	before := w.admitted()
+	end := w.now() + d
+	arrives := make([]time.Duration, len(demand))
+	gap := func(i int) time.Duration {
+		if demand[i] <= 0 {
+			return math.MaxInt64 / 4
+		}
+		return max(1, time.Duration(w.rand.ExpFloat64()*float64(cost)/demand[i]*1e9))
+	}
+	for i := range arrives {
+		arrives[i] = w.now() + gap(i)
+	}
+	for {
+		first := 0
+		for i := range arrives {
+			if arrives[i] < arrives[first] {
+				first = i
+			}
+		}
+		if arrives[first] >= end {
+			break
+		}
+		w.until(arrives[first])
+		arrives[first] += gap(first)
+		w.nodes[first].take(key, cost)
+	}
+	w.until(end)
+	return w.admitted() - before
+}
+
+func (w *world) admitted() (tokens int64) {
+	for _, n := range w.nodes {
+		tokens += n.admitted
+	}
+	return tokens
+}
+
+// balance returns what the store has of key, in tokens.
+func (w *world) balance(key string) float64 {
+	b := w.store.Bucket(key)
+	return b.Tokens()
+}
