@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,7 +33,7 @@ type node struct {
 	w        *world
 	fallback *fallback.Store
 	link     *leasetest.Link
-	down     bool // its way to the store
+	down     atomic.Bool // its way to the store
 	admitted int64
 	from     map[lease.Source]int64 // tokens admitted, by source
 }
@@ -69,7 +70,7 @@ func (w *world) add(opts fallback.Options) *node {
 	}
 	n := &node{w: w, link: &leasetest.Link{Store: w.store}, from: map[lease.Source]int64{}}
 	n.link.Fault = func([]lease.Call) leasetest.Fault {
-		if n.down {
+		if n.down.Load() {
 			return leasetest.RequestLost
 		}
 		return leasetest.Works
@@ -92,7 +93,7 @@ func (w *world) now() time.Duration { return time.Since(w.start) }
 // setDown cuts off all nodes from the store, or heals them.
 func (w *world) setDown(down bool) {
 	for _, n := range w.nodes {
-		n.down = down
+		n.down.Store(down)
 	}
 }
 
