@@ -393,3 +393,82 @@ func TestRefundInAnOutage(t *testing.T) {
 		}
 	})
 }
+
+// A node hoards what it can of its share on lease, and then spends it all: no
+// more than the share, for what is out counts against its burst.
+func TestShareHoard(t *testing.T) {
+	limit := lease.Limit{Rate: 100, Burst: 100}
+	inWorld(t, 1, limit, fallback.Options{}, func(w *world) {
+		s := w.nodes[0].fallback
+		call := lease.Call{Key: "k", Limit: limit, TTL: 600 * time.Millisecond, Want: 100, Demand: 100, LastEpoch: -1}
+		call.Hint = lease.Hint{Known: true, Tokens: 100}
+		first := s.Local(call).Grant
+		time.Sleep(500 * time.Millisecond)
+		second := s.Local(call).Grant
+		if first.Tokens != 100 || second.Tokens != 0 {
+			t.Errorf("granted %d and, with that still out, %d: want 100 and none", first.Tokens, second.Tokens)
+		}
+		// Spent, they leave room from then on, not from before.
+		call.Own[0] = lease.Report{Epoch: first.Epoch, Spent: 60, Returned: 10}
+		if third := s.Local(call).Grant; third.Tokens != 10 {
+			t.Errorf("granted %d right after a report: want the 10 that came back", third.Tokens)
+		}
+		call.Own = [2]lease.Report{}
+		time.Sleep(100 * time.Millisecond)
+		if fourth := s.Local(call).Grant; fourth.Tokens != 10 {
+			t.Errorf("granted %d a tenth of a second later: want 10", fourth.Tokens)
+		}
+		// Of those never reported the share keeps no count for ever.
+		time.Sleep(3 * time.Second)
+		if fifth := s.Local(call).Grant; fifth.Tokens != 100 {
+			t.Errorf("granted %d when all that was out must have ended: want 100", fifth.Tokens)
+		}
+	})
+}
+
+// A denial by the share for an hour does not outlive the outage.
+func TestRecoveryIsNoticed(t *testing.T) {
+	limit := lease.Limit{Rate: 1.0 / 3600, Burst: 10}
+	inWorld(t, 4, limit, fallback.Options{}, func(w *world) {
+		n := w.nodes[0]
+		n.take("k", 1)
+		w.setDown(true)
+		for n.take("k", 1).Allowed {
+		}
+		w.setDown(false)
+		w.sleep(heals)
+		if d := n.take("k", 1); !d.Allowed || d.Source != lease.SourceStore {
+			t.Errorf("Take once the store is back = %+v: want it admitted by the store", d)
+		}
+	})
+}
+
+// Reports that could not be sent while the store was down are, when it is back
+// before it forgets the leases.
+func TestReportsSurvive(t *testing.T) {
+	limit := lease.Limit{Rate: 1000, Burst: 2000}
+	inWorld(t, 1, limit, fallback.Options{}, func(w *world) {
+		n := w.nodes[0]
+		n.link.Fault = func([]lease.Call) leasetest.Fault {
+			if n.down.Load() {
+				return leasetest.Refused
+			}
+			return leasetest.Works
+		}
+		for range 40 {
+			w.offer(500*time.Millisecond, "k", 1, []float64{900})
+			w.setDown(true)
+			for n.fallback.Stats().Down == 0 {
+				w.offer(time.Millisecond, "k", 1, []float64{900})
+			}
+			w.setDown(false)
+			w.sleep(time.Millisecond)
+			n.take("k", 2000) // refused or not, there is a call
+			w.offer(20*time.Millisecond, "k", 1, []float64{900})
+			b := w.store.Bucket("k")
+			if out, live := b.Outstanding(), n.Stats().Live; out > live+300 {
+				t.Fatalf("at %v: outstanding %d by the store, %d in truth: want no lease of before still there", w.now(), out, live)
+			}
+		}
+	})
+}

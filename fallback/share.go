@@ -242,13 +242,16 @@ func (sh *share) rotate(s *Store, now time.Time, ttl time.Duration) {
 		sh.out0, sh.out1 = sh.out0+sh.out1, 0
 		return
 	}
-	switch epoch := int64(now.Sub(s.base) / sh.ttl); epoch - sh.epoch {
-	case 0:
-	case 1:
-		sh.out0, sh.out1, sh.epoch = 0, sh.out0, epoch
-	default:
-		sh.out0, sh.out1, sh.epoch = 0, 0, epoch
+	for range 2 {
+		end := s.base.Add(time.Duration(sh.epoch+1) * sh.ttl)
+		if now.Before(end) {
+			return
+		}
+		sh.out0, sh.out1 = 0, sh.out0
+		sh.epoch++
+		sh.fit(end) // there is room from then on
 	}
+	sh.epoch = int64(now.Sub(s.base) / sh.ttl)
 }
 
 // report takes in what became of the share's leases.

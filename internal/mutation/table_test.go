@@ -202,4 +202,117 @@ var mutations = []mutation{
 		" && !h.more.Load()", "",
 		"lease", "^TestScenario08_WholeBurst$",
 	},
+
+	// The fallback.
+	{
+		"fallback: a fresh share for each outage", "fallback/share.go",
+		"\tfresh := sh.limiter == nil\n\tif !sh.outage {",
+		"\tfresh := sh.limiter == nil || !sh.outage\n\tcall.Hint = lease.Hint{Known: true, Tokens: call.Limit.Burst}\n\tif !sh.outage {",
+		"fallback", "^TestScenario30_Flapping$",
+	},
+	{
+		"fallback: shares start full", "fallback/share.go",
+		"most = max(0, min(sh.weight*balance, most))", "_ = balance",
+		"fallback", "^TestScenario31_DrainedThenDown$",
+	},
+	{
+		"fallback: no debt", "fallback/settle.go",
+		"\tcall.Debt += sh.debt\n", "",
+		"fallback", "^TestScenario30_Flapping$",
+	},
+	{
+		"fallback: the debt is all that was admitted", "fallback/settle.go",
+		"min(sh.admitted, sh.deficit(now))", "sh.admitted",
+		"fallback", "^TestScenario32_LongOutage$",
+	},
+	{
+		"fallback: the debt is all that the share lacks", "fallback/settle.go",
+		"min(sh.admitted, sh.deficit(now))", "sh.deficit(now)",
+		"fallback", "^TestScenario30_Flapping$|^TestDebts$|^TestRefundInAnOutage$",
+	},
+	{
+		"fallback: a debt is forgotten when its call fails", "fallback/settle.go",
+		"\tif err == nil {\n\t\tsh.admitted", "\tif true {\n\t\tsh.admitted",
+		"fallback", "^TestDebts$",
+	},
+	{
+		"fallback: debts only with calls for the key", "fallback/shard.go",
+		"\ts.up(sh)\n\ts.settle(sh)\n", "\ts.up(sh)\n",
+		"fallback", "^TestScenario33_Recovery$",
+	},
+	{
+		"fallback: own leases do not count against the burst", "fallback/share.go",
+		"sh.burst-sh.out0-sh.out1-sh.spare)))", "sh.burst-sh.spare)))",
+		"fallback", "^TestShareHoard$",
+	},
+	{
+		"fallback: a limiter per node has the whole rate", "fallback/share.go",
+		"equal := 1 / float64(n)", "equal := 1.0",
+		"fallback", "^TestScenario29_WholeOutage$",
+	},
+	{
+		"fallback: callers wait for the probe", "fallback/shard.go",
+		"\tif sh.down.Load() {\n\t\treturn false\n\t}\n", "",
+		"fallback", "^TestNobodyWaitsTwice$",
+	},
+	{
+		"fallback: a cancelled call is a failure", "fallback/shard.go",
+		"\tcase errors.Is(ctx.Err(), context.Canceled):\n\t\treturn errNeutral\n", "",
+		"fallback", "^TestCallersThatGiveUp$",
+	},
+	{
+		"fallback: a deadline of the caller's is a failure", "fallback/shard.go",
+		"time.Since(start) < s.opts.Timeout*9/10", "time.Since(start) < 0",
+		"fallback", "^TestCallersThatGiveUp$",
+	},
+	{
+		"fallback: a rejected call is a failure", "fallback/shard.go",
+		"case err == nil, errors.Is(err, lease.ErrRejected):", "case err == nil:",
+		"fallback", "^TestNeutralOutcomes$",
+	},
+	{
+		"fallback: an overload of this node is a failure", "fallback/shard.go",
+		"case errors.Is(err, lease.ErrOverloaded):", "case false:",
+		"fallback", "^TestNeutralOutcomes$",
+	},
+	{
+		"fallback: no ramp", "fallback/shard.go",
+		"\tif t.err == nil && wasOpen {", "\tif t.err == nil && wasOpen && false {",
+		"fallback", "^TestRamp$",
+	},
+	{
+		"fallback: no back-off", "fallback/shard.go",
+		"pause = min(2*pause, s.opts.Backoff)", "pause = min(pause, s.opts.Backoff)",
+		"fallback", "^TestScenario54_HalfOpen$",
+	},
+	{
+		"fallback: late failures count", "fallback/shard.go",
+		" || t.life != t.shard.life.Load() {", " {",
+		"fallback", "^TestLateFailure$",
+	},
+	{
+		"fallback: slowness is fine", "fallback/shard.go",
+		"return sh.slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor", "return false",
+		"fallback", "^TestScenario34_SlowServer$",
+	},
+	{
+		"fallback: one slow answer is too many", "fallback/shard.go",
+		"return sh.slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor", "return true",
+		"fallback", "^TestSlowNowAndThen$",
+	},
+	{
+		"fallback: every node owns a key that is too small", "fallback/share.go",
+		"} else if known {\n\t\t\treturn 0\n", "} else if known {\n\t\t\treturn 1\n",
+		"fallback", "^TestScenario42_OneAnHourInAnOutage$",
+	},
+	{
+		"node: reports are lost while the store is down", "lease/refill.go",
+		"\tcase errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):\n\t\th.unreportLocked()\n", "\tcase errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):\n",
+		"fallback", "^TestReportsSurvive$",
+	},
+	{
+		"node: a refusal of the share is remembered for long", "lease/refill.go",
+		"r.source, wait = g.Source, min(wait, t.period)", "r.source = g.Source",
+		"fallback", "^TestRecoveryIsNoticed$",
+	},
 }
