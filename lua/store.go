@@ -47,8 +47,8 @@ const (
 	// of Redis gains little more and other clients would begin to wait (0.5 ms).
 	MaxBatch = 128
 
-	argsPerKey  = 20
-	reply       = 11 // integers per key
+	argsPerKey  = 22
+	reply       = 12 // integers per key
 	replyLimit  = 4  // more, for a key whose limit is newer
 	maxKeyBytes = 256
 
@@ -89,6 +89,10 @@ type Store struct {
 	// linger bounds calls that outlive their context in a client that does not
 	// heed it; nil when the client does.
 	linger chan struct{}
+	// shards knows who owns which slot of a cluster; nil without one.
+	shards *shards
+	// rider has beats to send along; nil for nobody.
+	rider *rider
 	// clock, in tests only, adds the time to ARGV in place of TIME.
 	clock func() time.Duration
 }
@@ -112,6 +116,7 @@ func NewStore(rdb Client, opts Options) *Store {
 			s.rdb = c.WithTimeout(opts.Timeout)
 		}
 	case *redis.ClusterClient:
+		s.shards = newShards(c, opts.Prefix)
 		if !c.Options().ContextTimeoutEnabled {
 			s.linger = make(chan struct{}, 64)
 		}
@@ -246,7 +251,7 @@ func (s *Store) send(ctx context.Context, calls []lease.Call, answers []lease.An
 // executed, if the server refuses keys of several slots.
 func (s *Store) script(ctx context.Context, calls []lease.Call, answers []lease.Answer) bool {
 	cmd := s.command(ctx, "evalsha", s.sha, calls)
-	err := s.rdb.Process(ctx, cmd)
+	err := s.process(ctx, cmd, calls)
 	if isNoScript(err) {
 		// Certainly not executed, and EVAL loads it for all that follow.
 		cmd = s.command(ctx, "eval", s.source, calls)
@@ -269,12 +274,14 @@ func (s *Store) pipeline(ctx context.Context, calls []lease.Call, answers []leas
 			cmds[k] = s.command(ctx, name, script, calls[i:i+1])
 			_ = pipe.Process(ctx, cmds[k]) // queues; the error is in the command
 		}
+		r := s.board(ctx, calls)
+		if r != nil {
+			_ = pipe.Process(ctx, r.cmd)
+		}
 		_, execErr := pipe.Exec(ctx)
+		s.arrive(r, execErr)
 		for k, i := range indexes {
-			err := cmds[k].Err()
-			if err == nil && cmds[k].Val() == nil {
-				err = execErr // never sent: the pipeline failed as a whole
-			}
+			err := outcome(cmds[k], execErr)
 			if isNoScript(err) && name == "evalsha" {
 				again = append(again, i)
 				continue
@@ -313,6 +320,9 @@ func (s *Store) command(ctx context.Context, name, script string, calls []lease.
 	}
 	cmd := onceCmd{redis.NewCmd(ctx, args...)}
 	cmd.SetFirstKeyPos(3)
+	// Or else a cluster client asks any of the servers for its COMMAND table first,
+	// for up to five seconds whatever ctx says, while all other calls wait.
+	cmd.SetStepCount(1)
 	return cmd
 }
 
@@ -322,18 +332,24 @@ func appendArgs(args []any, c *lease.Call) []any {
 	if c.Reset {
 		reset = 1
 	}
+	hint, age := c.Limit.Burst, int64(0)
+	if c.Hint.Known {
+		hint, age = c.Hint.Tokens, max(0, c.Hint.Age.Microseconds())
+	}
 	return append(args,
 		c.Limit.Burst, count, perUS, c.Version, c.TTL.Microseconds(),
 		c.Reports[0].Epoch, c.Reports[0].Spent, c.Reports[0].Returned,
 		c.Reports[1].Epoch, c.Reports[1].Spent, c.Reports[1].Returned,
 		c.Refund, c.Debt, reset,
-		c.Need, c.Bound, c.Want, c.Demand, c.LastEpoch, int(c.Share))
+		c.Need, c.Bound, c.Want, c.Demand, c.LastEpoch, int(c.Share),
+		hint, age)
 }
 
 // decode turns a reply into answers. A reply of another shape is an outcome
 // nobody knows: never a grant.
 func (s *Store) decode(cmd *redis.Cmd, err error, calls []lease.Call, answers []lease.Answer) {
 	if err != nil {
+		s.failed(err)
 		fill(answers, classify(err, len(calls)))
 		return
 	}
@@ -348,7 +364,7 @@ func (s *Store) decode(cmd *redis.Cmd, err error, calls []lease.Call, answers []
 		g := lease.Grant{
 			Tokens: v[0], Bound: v[1], Epoch: v[2], TTL: micros(v[3]),
 			Remaining: v[4], RetryAfter: micros(v[5]), ResetAfter: micros(v[6]), Pace: micros(v[7]),
-			Outstanding: v[8], Active: v[9],
+			Outstanding: v[8], Active: v[9], Demand: v[11],
 			Created: v[10]&flagCreated != 0, Corrupt: v[10]&flagCorrupt != 0, Newer: v[10]&flagNewer != 0,
 			Limit: calls[i].Limit, Version: calls[i].Version, Source: lease.SourceStore,
 		}

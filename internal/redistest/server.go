@@ -27,7 +27,7 @@ const (
 	startPoll    = 5 * time.Millisecond  // between two looks at a starting server
 	startTries   = 10                    // ports tried before Start gives up
 	rebindPause  = 50 * time.Millisecond // between two tries of Restart
-	infoTimeout  = 5 * time.Second       // for one INFO
+	askTimeout   = 5 * time.Second       // for one question of this package
 	logTail      = 2 << 10               // bytes of server log in a failure
 )
 
@@ -42,12 +42,15 @@ type Server struct {
 	t      testing.TB
 	binary string
 	dir    string
+	config string // path of a configuration file; "" for none
 	args   []string
 	port   int
+	bus    int // port for the other nodes of a cluster; 0 outside of one
 
-	mu      sync.Mutex // guards proc
+	mu      sync.Mutex // guards what follows
 	proc    *process
 	stopped bool // proc was ended on purpose
+	paused  bool
 }
 
 // Start runs a redis-server for this test and returns when it answers. The
@@ -60,23 +63,43 @@ type Server struct {
 // REQUIRE_REDIS=1, so that a build server cannot pass by testing nothing.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
+	s := newServer(t, args)
+	s.start(t)
+	return s
+}
+
+// newServer returns a server that is not started yet, and ends with the test.
+func newServer(t testing.TB, args []string) *Server {
+	t.Helper()
 	s := &Server{t: t, binary: findServer(t, os.Getenv, exec.LookPath), dir: t.TempDir(), args: args}
 	// Registered after TempDir, so it runs before the directory is removed.
 	t.Cleanup(s.end)
+	return s
+}
 
+// start launches the server on a port that it draws.
+func (s *Server) start(t testing.TB) {
+	t.Helper()
 	var err error
 	for range startTries {
 		// Somebody else may take the port before the server binds it. Then the
 		// server exits at once, and another port is as good.
-		if s.port, err = freePort(t.Context()); err != nil {
+		if err = s.drawPorts(t.Context()); err != nil {
 			continue
 		}
 		if err = s.launch(); err == nil {
-			return s
+			return
 		}
 	}
 	t.Fatalf("redistest: start %s: %v", s.binary, err)
-	return nil
+}
+
+func (s *Server) drawPorts(ctx context.Context) (err error) {
+	if s.port, err = freePort(ctx); err != nil || s.bus == 0 {
+		return err
+	}
+	s.bus, err = freePort(ctx)
+	return err
 }
 
 // host is the part of testing.TB that findServer needs, so that a test can
@@ -134,15 +157,7 @@ func (s *Server) launch() error {
 	}
 	defer log.Close()
 
-	args := append([]string{
-		"--port", strconv.Itoa(s.port),
-		"--bind", "127.0.0.1",
-		"--dir", s.dir,
-		"--save", "",
-		"--appendonly", "no",
-		"--daemonize", "no",
-	}, s.args...)
-	p, err := launchProcess(s.binary, args, log)
+	p, err := launchProcess(s.binary, s.commandLine(), log)
 	if err != nil {
 		return err
 	}
@@ -153,8 +168,28 @@ func (s *Server) launch() error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.proc, s.stopped = p, false
+	s.proc, s.stopped, s.paused = p, false, false
 	return nil
+}
+
+func (s *Server) commandLine() []string {
+	var args []string
+	if s.config != "" {
+		args = append(args, s.config) // only the first argument may be a file
+	}
+	args = append(
+		args,
+		"--port", strconv.Itoa(s.port),
+		"--bind", "127.0.0.1",
+		"--dir", s.dir,
+		"--save", "",
+		"--appendonly", "no",
+		"--daemonize", "no",
+	)
+	if s.bus != 0 {
+		args = append(args, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(s.bus))
+	}
+	return append(args, s.args...)
 }
 
 // waitReady returns nil once p itself answers on s.port.
@@ -295,13 +330,13 @@ func (s *Server) Restart(t testing.TB) {
 
 // Pause stops the server where it stands (SIGSTOP): connections stay open, new
 // ones are accepted by the kernel, and nothing answers until [Server.Resume].
-func (s *Server) Pause() { s.signal(pauseSignal) }
+func (s *Server) Pause() { s.signal(pauseSignal, true) }
 
 // Resume lets a paused server go on (SIGCONT). It then answers everything that
 // was sent to it meanwhile, also for callers that gave up long ago.
-func (s *Server) Resume() { s.signal(resumeSignal) }
+func (s *Server) Resume() { s.signal(resumeSignal, false) }
 
-func (s *Server) signal(sig os.Signal) {
+func (s *Server) signal(sig os.Signal, pause bool) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,6 +346,14 @@ func (s *Server) signal(sig os.Signal) {
 	if err := s.proc.cmd.Process.Signal(sig); err != nil {
 		s.t.Errorf("redistest: send %v: %v", sig, err)
 	}
+	s.paused = pause
+}
+
+// running reports whether the server is neither killed nor paused.
+func (s *Server) running() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proc != nil && !s.stopped && !s.paused
 }
 
 // end is the cleanup of Start. A server that died by itself fails the test,
@@ -332,19 +375,27 @@ func (s *Server) end() {
 // Info returns one section of INFO, for example "clients", as field → value.
 func (s *Server) Info(t testing.TB, section string) map[string]string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), infoTimeout)
-	defer cancel()
-	// A client of its own: a pooled connection would not survive a restart, and
-	// an idle one would count as a client that the test did not open.
-	opt := Options(s.Addr())
-	opt.ReadTimeout = infoTimeout
-	c := redis.NewClient(opt)
-	defer c.Close()
-	text, err := c.Info(ctx, section).Result()
+	var text string
+	err := s.ask(func(ctx context.Context, c *redis.Client) (err error) {
+		text, err = c.Info(ctx, section).Result()
+		return err
+	})
 	if err != nil {
 		t.Fatalf("redistest: INFO %s of %s: %v", section, s.Addr(), err)
 	}
 	return parseInfo(text)
+}
+
+// ask calls f with a client for a moment: a pooled connection would not survive
+// a restart, and an idle one would count as a client that the test did not open.
+func (s *Server) ask(f func(ctx context.Context, c *redis.Client) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	opt := Options(s.Addr())
+	opt.ReadTimeout = askTimeout
+	c := redis.NewClient(opt)
+	defer c.Close()
+	return f(ctx, c)
 }
 
 func parseInfo(text string) map[string]string {
