@@ -39,7 +39,7 @@ func (s *Store) owe(call *lease.Call, now time.Time) *share {
 	if sh.outage {
 		call.Hint = hint
 	}
-	sh.rotate(s, now, sh.ttl)
+	now = sh.pass(s, now)
 	sh.report(s, call.Own)
 	sh.fit(now)
 	call.Own = [2]lease.Report{}

@@ -66,7 +66,7 @@ func (s *Store) newShard() *shard {
 				s.counts.trips.Add(1)
 			}
 		},
-		IsExcluded: func(err error) bool { return err == errNeutral },
+		IsExcluded: func(err error) bool { return errors.Is(err, errNeutral) },
 	})
 	return sh
 }
@@ -116,7 +116,7 @@ func (sh *shard) open() (t ticket, ok bool) {
 // close judges the server by what became of the ticket's calls.
 func (t *ticket) close(s *Store) {
 	t.done(t.err)
-	if t.err == nil || t.err == errNeutral || t.life != t.shard.life.Load() {
+	if t.err == nil || errors.Is(t.err, errNeutral) || t.life != t.shard.life.Load() {
 		return
 	}
 	s.fail(t.shard)
@@ -192,7 +192,7 @@ func (s *Store) probe(sh *shard) bool {
 	defer cancel()
 	start := time.Now()
 	answers := s.primary.Acquire(ctx, []lease.Call{call})
-	t.judge(s, ctx, start, answers)
+	t.judge(ctx, s, start, answers)
 	if t.err == nil && time.Since(start) > s.opts.Period/2 {
 		t.err = errSlow
 	}
@@ -212,7 +212,7 @@ func bare(call *lease.Call) lease.Call {
 }
 
 // judge takes in the answers to calls that were sent at start.
-func (t *ticket) judge(s *Store, ctx context.Context, start time.Time, answers []lease.Answer) {
+func (t *ticket) judge(ctx context.Context, s *Store, start time.Time, answers []lease.Answer) {
 	if len(answers) == 0 {
 		t.err = lease.ErrUnknownOutcome
 	}
@@ -227,10 +227,10 @@ func (t *ticket) take(verdict error) {
 	switch {
 	case verdict == nil:
 		t.well = true
-		if t.err == errNeutral {
+		if errors.Is(t.err, errNeutral) {
 			t.err = nil
 		}
-	case verdict == errNeutral:
+	case errors.Is(verdict, errNeutral):
 		if t.err == nil && !t.well {
 			t.err = errNeutral
 		}

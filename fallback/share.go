@@ -49,10 +49,33 @@ type share struct {
 	since  time.Time // and first used then
 	part   float64   // of the demand, before that
 
-	admitted int64      // tokens that the primary has not been charged with
-	charging int64      // of those, in a call under way
-	debt     int64      // what that call is charged with
-	last     lease.Call // to charge with
+	admitted int64 // tokens that the primary has not been charged with
+	charging int64 // of those, in a call under way
+	debt     int64 // what that call is charged with
+
+	at           time.Time  // of the latest use: time never goes back
+	hint         lease.Hint // as of then
+	version      int64
+	count, perUS int64
+}
+
+// pass brings the share's time up to now, and returns it.
+func (sh *share) pass(s *Store, now time.Time) time.Time {
+	if now.Before(sh.at) {
+		return sh.at // the limiter would refill from then once more
+	}
+	sh.rotate(s, now)
+	sh.hint.Age += now.Sub(sh.at)
+	sh.at = now
+	return now
+}
+
+// call is a call for the share's key that asks for nothing yet.
+func (sh *share) call() lease.Call {
+	return lease.Call{
+		Key: sh.key, Limit: sh.limit, Version: sh.version, Count: sh.count, PerUS: sh.perUS,
+		TTL: sh.ttl, Hint: sh.hint, LastEpoch: -1,
+	}
 }
 
 // local answers call from the share. err is why the primary does not.
@@ -118,7 +141,7 @@ func deny(call *lease.Call, retry time.Duration) lease.Grant {
 
 // grant answers call. Holds mu, as all below.
 func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
-	sh.begin(s, now, call)
+	now = sh.begin(s, now, call)
 	sh.report(s, call.Own)
 
 	g := lease.Grant{
@@ -148,9 +171,14 @@ func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
 }
 
 // begin brings the share up to now: its part of the limit and, at the start of
-// an outage, its tokens.
-func (sh *share) begin(s *Store, now time.Time, call *lease.Call) {
-	sh.last = bare(call)
+// an outage, its tokens. It returns the share's time.
+func (sh *share) begin(s *Store, now time.Time, call *lease.Call) time.Time {
+	if sh.limiter != nil {
+		now = sh.pass(s, now)
+	} else {
+		sh.at = now
+	}
+	sh.hint, sh.version, sh.count, sh.perUS = call.Hint, call.Version, call.Count, call.PerUS
 	fresh := sh.limiter == nil
 	if !sh.outage {
 		sh.outage, sh.since, sh.cost, sh.part = true, now, 1, 0
@@ -165,7 +193,7 @@ func (sh *share) begin(s *Store, now time.Time, call *lease.Call) {
 	if fresh {
 		sh.limiter = rate.NewLimiter(0, 0)
 	}
-	sh.rotate(s, now, max(call.TTL, time.Millisecond))
+	sh.live(s, now, max(call.TTL, time.Millisecond))
 	if fresh || call.Limit != sh.limit || math.Abs(weight-sh.weight) > 0.01*sh.weight {
 		sh.limiter.SetLimitAt(now, rate.Limit(weight*call.Limit.Rate))
 		sh.limit, sh.weight = call.Limit, weight
@@ -177,6 +205,7 @@ func (sh *share) begin(s *Store, now time.Time, call *lease.Call) {
 	}
 	sh.spare = max(0, min(sh.spare, sh.burst-sh.out0-sh.out1))
 	sh.fit(now)
+	return now
 }
 
 // weigh returns the share's part of the limit.
@@ -233,15 +262,19 @@ func (sh *share) fit(now time.Time) {
 	sh.limiter.SetBurstAt(now, int(max(0, sh.burst-sh.out0-sh.out1-sh.spare)))
 }
 
-// rotate drops leases that can no longer be live: those of an epoch when the
-// next one ends.
-func (sh *share) rotate(s *Store, now time.Time, ttl time.Duration) {
-	if ttl != sh.ttl {
-		sh.ttl = ttl
-		sh.epoch = int64(now.Sub(s.base) / sh.ttl)
-		sh.out0, sh.out1 = sh.out0+sh.out1, 0
+// live sets how long leases live. Those that are out count from now.
+func (sh *share) live(s *Store, now time.Time, ttl time.Duration) {
+	if ttl == sh.ttl || ttl < sh.ttl && sh.out0+sh.out1 > 0 {
 		return
 	}
+	sh.ttl = ttl
+	sh.epoch = int64(now.Sub(s.base) / sh.ttl)
+	sh.out0, sh.out1 = sh.out0+sh.out1, 0
+}
+
+// rotate drops leases that can no longer be live: those of an epoch when the
+// next one ends.
+func (sh *share) rotate(s *Store, now time.Time) {
 	for range 2 {
 		end := s.base.Add(time.Duration(sh.epoch+1) * sh.ttl)
 		if now.Before(end) {

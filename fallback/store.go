@@ -36,7 +36,7 @@ type Store struct {
 
 // counts are a Store's counters.
 type counts struct {
-	trips, probes, admitted, returned, denied, charged, forgiven, lost atomic.Int64
+	trips, probes, admitted, returned, denied, charged, forgiven atomic.Int64
 }
 
 // errDown is what became of a call that a shard that is down was not asked.
@@ -90,7 +90,7 @@ func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer 
 		if sh := f.shares[k]; sh != nil {
 			s.settled(sh, got[k].Err)
 		}
-		if got[k].Err != nil && ctx.Err() != context.Canceled { //nolint:errorlint // never wrapped
+		if got[k].Err != nil && ctx.Err() != context.Canceled {
 			call := calls[i]
 			call.Own = f.calls[k].Own // none if the share has taken them in
 			answers[i] = s.local(&call, now, got[k].Err)

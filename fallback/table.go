@@ -143,7 +143,7 @@ func (t *table) each(f func(*share) bool) {
 func (t *table) debts(n int, wanted func(key string) bool) (calls []lease.Call) {
 	t.each(func(sh *share) bool {
 		if sh.admitted > 0 && sh.charging == 0 && wanted(sh.key) {
-			calls = append(calls, sh.last)
+			calls = append(calls, sh.call())
 		}
 		return len(calls) < n
 	})
