@@ -19,6 +19,18 @@
 // small against their rate, are decided by a Redis call each, shared by all
 // requests that wait at the time.
 //
+// # When Redis fails
+//
+// Requests in flight wait RedisTimeout; then nobody waits for Redis, and each node
+// goes on with its share of the limit: Decision.Source is SourceLocal, and
+// Remaining and RetryAfter are the share's. With n nodes, which count each other by
+// heartbeats in Redis, all together stay within max(burst, cost·n) + rate·t, plus
+// what their knowledge of the bucket was off by when Redis failed (usually a lease
+// period's worth of the rate). When Redis is back it is charged with what was
+// admitted without it. A limit can choose otherwise: Limit.OnFailure. Package
+// fallback states the bound for each state. Set Options.MinNodes or Options.Nodes
+// so that a node that starts while Redis is down knows that it is not alone.
+//
 // # Redis
 //
 // Any Redis from 6.2, or a server that speaks its protocol and runs its Lua.

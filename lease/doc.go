@@ -109,6 +109,15 @@
 // come back by themselves when their epoch is dropped, within 2 TTLs. A node
 // that dies takes its leases along for as long. Both only admit less.
 //
+// # When the store fails
+//
+// A Store may grant by itself what the one behind it does not answer (package
+// fallback): the Grant's Source is not SourceStore, and its epoch is below -1. Such
+// leases are spent and reported as others, apart from them, for only that Store is
+// told (Call.Own). An Answer with an error and a Grant says both what became of the
+// call and who stood in. A request that waited in vain asks a Store that is a Local
+// directly.
+//
 // # Locks
 //
 // A shard's mutex (table), then a holding's, then Cache.send's or the wheel's.

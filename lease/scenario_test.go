@@ -75,3 +75,5 @@ func TestScenario14_GiveBackPlainLeases(t *testing.T) { leasetest.Scenario14Plai
 
 func TestScenarioAny(t *testing.T)      { leasetest.ScenarioAny(t, leasetest.InMemory, 500) }
 func TestScenario43_Exact(t *testing.T) { leasetest.Scenario43Exact(t, leasetest.InMemory, 1_000_000) }
+
+func TestScenario34_SlowStore(t *testing.T) { leasetest.Scenario34(t, leasetest.InMemory) }

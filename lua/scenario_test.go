@@ -34,6 +34,7 @@ func TestScenario20_Crash(t *testing.T)               { leasetest.Scenario20(t, 
 func TestScenario21_Shutdown(t *testing.T)            { leasetest.Scenario21(t, scripted(t)) }
 func TestScenario22_Pause(t *testing.T)               { leasetest.Scenario22(t, scripted(t)) }
 func TestScenario25_SkewedClocks(t *testing.T)        { leasetest.Scenario25(t, scripted(t)) }
+func TestScenario34_SlowStore(t *testing.T)           { leasetest.Scenario34(t, scripted(t)) }
 func TestScenario42_OneAnHour(t *testing.T)           { leasetest.Scenario42(t, scripted(t)) }
 func TestScenario43_LargestNumbers(t *testing.T)      { leasetest.Scenario43(t, scripted(t)) }
 func TestScenario44_TooSmallToLease(t *testing.T)     { leasetest.Scenario44(t, scripted(t)) }

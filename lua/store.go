@@ -9,8 +9,11 @@
 //
 // # What it needs
 //
-// Any Redis from 6.2 with EVALSHA, EVAL, MGET, SET and TIME on its keys. Use
-// maxmemory-policy noeviction: an evicted bucket is a full bucket.
+// Any Redis from 6.2 with EVALSHA, EVAL, MGET, SET and TIME on its keys, and for
+// heartbeats PEXPIRE, DEL and the commands of sorted sets on "<prefix>{nodes}" and
+// "<prefix>{nodes}:gen". Use maxmemory-policy noeviction: an evicted bucket is a
+// full bucket. The client must not send scripts to replicas (in go-redis:
+// FailoverOptions.ReplicaOnly, or UniversalOptions.ReadOnly with a MasterName).
 //
 // # At most once
 //

@@ -270,3 +270,24 @@ func Scenario49(t *testing.T, b Backend) {
 		})
 	}
 }
+
+// Scenario34 has a store that takes 100 ms: nothing is lost but what is on its
+// way, and nobody waits longer than that and a call before it.
+func Scenario34(t *testing.T, b Backend) {
+	const slow, nodes, period = 100 * time.Millisecond, 4, 250 * time.Millisecond
+	limit := lease.Limit{Rate: 1000, Burst: 750}
+	InBubble(t, b, limit, func(w *Bubble) {
+		for range nodes {
+			w.Add(lease.Options{Timeout: time.Second}, always(slow))
+		}
+		w.Offer(5*time.Second, key, 750)
+		before := w.Trace.Admitted(key)
+		w.Offer(20*time.Second, key, 750)
+		got := float64(w.Trace.Admitted(key)-before) / 20
+		// Protocol 3.3: throughput ≤ C/(T·(1+1/n)), with a round trip on top of T.
+		most := min(limit.Rate, float64(limit.Burst)/((period+slow).Seconds()*(1+1.0/nodes)))
+		t.Logf("%.0f/s of %.0f/s, %d calls, longest wait %v", got, most, w.Calls(), w.Longest())
+		CheckAtLeast(t, "admitted a second", got, 0.9*most)
+		CheckAtMost(t, "longest wait", w.Longest().Seconds(), (2*slow + time.Millisecond).Seconds())
+	})
+}
