@@ -472,3 +472,29 @@ func TestReportsSurvive(t *testing.T) {
 		}
 	})
 }
+
+// A run depends on its seeds alone.
+func TestSteppedIsDeterministic(t *testing.T) {
+	limit := lease.Limit{Rate: 100, Burst: 300}
+	run := func() (admitted int64, stats string) {
+		inWorld(t, 4, limit, fallback.Options{}, func(w *world) {
+			for range 4 {
+				w.offer(3*time.Second, "k", 1, leasetest.Zipf(4, 300))
+				w.setDown(true)
+				w.offer(3*time.Second, "k", 1, leasetest.Zipf(4, 300))
+				w.setDown(false)
+			}
+			for _, n := range w.nodes {
+				stats += fmt.Sprintf("%+v %+v\n", n.Stats(), n.fallback.Stats())
+			}
+			admitted = w.admitted()
+		})
+		return admitted, stats
+	}
+	first, stats := run()
+	for range 3 {
+		if again, other := run(); again != first || other != stats {
+			t.Fatalf("admitted %d, then %d:\n%s\n%s", first, again, stats, other)
+		}
+	}
+}

@@ -66,28 +66,6 @@ func (s *Store) settled(sh *share, err error) {
 	sh.charging, sh.debt = 0, 0
 }
 
-// settle charges sh's server with what was admitted without it, also for keys
-// that nobody asks for any more, and then drops shares that have nothing to
-// remember.
-func (s *Store) settle(sh *shard) {
-	life := sh.life.Load()
-	for s.shares.owing() && sh.life.Load() == life {
-		start := time.Now()
-		if !s.charge(s.alive, sh) {
-			break
-		}
-		if !s.sleep(max(time.Millisecond, chargeRest*time.Since(start))) {
-			return
-		}
-	}
-	for s.shares.len() > 0 && sh.life.Load() == life {
-		if !s.sleep(sweepEvery) {
-			return
-		}
-		s.shares.sweep(time.Now())
-	}
-}
-
 // charge makes one call for debts to the server of sh, or to any if it is nil.
 // It reports whether there may be more to charge.
 func (s *Store) charge(ctx context.Context, sh *shard) (more bool) {

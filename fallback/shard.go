@@ -3,7 +3,6 @@ package fallback
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,7 +103,7 @@ func (sh *shard) asks(s *Store, now time.Time) bool {
 		sh.ramp.CompareAndSwap(from, 0)
 		return true
 	}
-	return rand.Float64() < rampFrom+(1-rampFrom)*part
+	return s.random() < rampFrom+(1-rampFrom)*part
 }
 
 // open returns a ticket; ok is false if the breaker has none.
@@ -134,19 +133,7 @@ func (s *Store) fail(sh *shard) {
 		s.downSince = time.Now()
 	}
 	s.down++
-	s.running.Go(func() { s.recover(sh) })
-}
-
-// recover probes sh until it answers, and then charges it with what was
-// admitted meanwhile.
-func (s *Store) recover(sh *shard) {
-	for pause := firstBackoff; !s.probe(sh); pause = min(2*pause, s.opts.Backoff) {
-		if !s.sleep(time.Duration(float64(pause)*(1+rand.Float64()/2)) + time.Millisecond) {
-			return
-		}
-	}
-	s.up(sh)
-	s.settle(sh)
+	s.begin(&recovery{shard: sh, pause: firstBackoff})
 }
 
 // up puts sh into use again: little by little, if its breaker was open.

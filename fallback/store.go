@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,11 @@ type Store struct {
 	downFor   time.Duration
 	closed    bool
 
+	stepped    bool
+	recoveries []*recovery // of a Stepped store
+
+	random func() float64 // 0 to 1: jitter, ramp
+
 	alive   context.Context // ends with Close; parent of calls nobody waits for
 	giveUp  context.CancelFunc
 	running sync.WaitGroup
@@ -52,7 +58,7 @@ func New(primary lease.Store, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{primary: primary, opts: opts, base: time.Now()}
+	s := &Store{primary: primary, opts: opts, base: time.Now(), random: rand.Float64}
 	s.shares.init(opts.MaxKeys)
 	s.alive, s.giveUp = context.WithCancel(context.Background())
 	return s, nil
@@ -156,18 +162,6 @@ func (s *Store) land(ctx context.Context, start time.Time, f *flight, got []leas
 			t.shard.remember(&f.calls[0], now)
 		}
 		t.close(s)
-	}
-}
-
-// sleep waits for d; ok is false if the Store was closed meanwhile.
-func (s *Store) sleep(d time.Duration) (ok bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-s.alive.Done():
-		return false
 	}
 }
 

@@ -14,9 +14,8 @@ import (
 	"github.com/hybridlimit/hybridlimit/lease/leasetest"
 )
 
-// world is nodes on one store in fake time, each with a fallback. The nodes are
-// stepped by the test alone, so that a run is the same each time; probes and
-// debts travel in goroutines of their own.
+// world is nodes on one store in fake time, each with a fallback, stepped by the
+// test alone: a run is the same each time.
 type world struct {
 	t      *testing.T
 	start  time.Time
@@ -31,7 +30,7 @@ type world struct {
 type node struct {
 	lease.Stepped
 	w        *world
-	fallback *fallback.Store
+	fallback fallback.Stepped
 	link     *leasetest.Link
 	down     atomic.Bool // its way to the store
 	admitted int64
@@ -76,7 +75,7 @@ func (w *world) add(opts fallback.Options) *node {
 		return leasetest.Works
 	}
 	var err error
-	if n.fallback, err = fallback.New(n.link, opts); err != nil {
+	if n.fallback, err = fallback.NewStepped(n.link, opts, uint64(len(w.nodes))); err != nil {
 		w.t.Fatal(err)
 	}
 	if n.Stepped, err = lease.NewStepped(n.fallback, w.limits, lease.Options{}); err != nil {
@@ -103,7 +102,7 @@ func (w *world) until(end time.Duration) {
 		var first *node
 		at := end
 		for _, n := range w.nodes {
-			if next, ok := n.Next(); ok && next <= at && (first == nil || next < at) {
+			if next, ok := n.next(); ok && next <= at && (first == nil || next < at) {
 				first, at = n, next
 			}
 		}
@@ -111,8 +110,22 @@ func (w *world) until(end time.Duration) {
 		if first == nil {
 			return
 		}
-		first.Stepped.Advance(w.now())
+		first.step()
 	}
+}
+
+// next returns when n next has something to do by itself.
+func (n *node) next() (at time.Duration, ok bool) {
+	at, ok = n.Stepped.Next()
+	if t, due := n.fallback.Next(); due && (!ok || t.Sub(n.w.start) < at) {
+		at, ok = t.Sub(n.w.start), true
+	}
+	return at, ok
+}
+
+func (n *node) step() {
+	n.Stepped.Advance(n.w.now())
+	n.fallback.Step()
 }
 
 func (w *world) sleep(d time.Duration) { w.until(w.now() + d) }
@@ -121,7 +134,7 @@ func (w *world) sleep(d time.Duration) { w.until(w.now() + d) }
 func (n *node) take(key string, cost int64) lease.Decision {
 	w := n.w
 	w.t.Helper()
-	n.Stepped.Advance(w.now())
+	n.step()
 	d, err := n.Take(context.Background(), key, cost)
 	if err != nil {
 		w.t.Fatalf("at %v: Take(%q, %d) = %v: want no error", w.now(), key, cost, err)

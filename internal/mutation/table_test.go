@@ -236,8 +236,8 @@ var mutations = []mutation{
 		"fallback", "^TestDebts$",
 	},
 	{
-		"fallback: debts only with calls for the key", "fallback/shard.go",
-		"\ts.up(sh)\n\ts.settle(sh)\n", "\ts.up(sh)\n",
+		"fallback: debts only with calls for the key", "fallback/recovery.go",
+		"if s.shares.owing() && s.charge", "if false && s.charge",
 		"fallback", "^TestScenario33_Recovery$",
 	},
 	{
@@ -281,8 +281,8 @@ var mutations = []mutation{
 		"fallback", "^TestRamp$",
 	},
 	{
-		"fallback: no back-off", "fallback/shard.go",
-		"pause = min(2*pause, s.opts.Backoff)", "pause = min(pause, s.opts.Backoff)",
+		"fallback: no back-off", "fallback/recovery.go",
+		"r.pause = min(2*r.pause, s.opts.Backoff)", "r.pause = min(r.pause, s.opts.Backoff)",
 		"fallback", "^TestScenario54_HalfOpen$",
 	},
 	{
