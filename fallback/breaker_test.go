@@ -185,11 +185,11 @@ func TestScenario54_HalfOpen(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 1000 {
 			wg.Go(func() {
-				for range 200 {
+				for range 40 {
 					if a, took := one(s, "k"); took != 0 || a.Grant.Source != lease.SourceLocal {
 						t.Errorf("answer = %+v after %v: want the share's at once", a, took)
 					}
-					time.Sleep(50 * time.Millisecond)
+					time.Sleep(250 * time.Millisecond)
 				}
 			})
 		}
@@ -542,4 +542,24 @@ func TestStoreSuite(t *testing.T) {
 		t.Cleanup(func() { s.Close(context.Background()) })
 		return s
 	}})
+}
+
+// What a share admits while the server is up, for a request that waited too long,
+// is charged too, also if nobody asks for the key again.
+func TestChargedWhileUp(t *testing.T) {
+	inBubble(t, fallback.Options{}, func(t *testing.T, p *server, s *fallback.Store) {
+		one(s, "k")
+		for range 3 {
+			call := ask("k")
+			call.Hint = lease.Hint{Known: true, Tokens: 1000}
+			call.Need, call.Bound, call.Want = 100, 100, 100
+			if a := s.Local(call); a.Grant.Tokens != 100 {
+				t.Fatalf("Local = %+v: want 100 tokens", a)
+			}
+			time.Sleep(12 * time.Second)
+			if st := s.Stats(); st.Owed != 0 || st.Degraded || st.Keys != 0 {
+				t.Errorf("Stats = %+v: want nothing owed, and no share left", st)
+			}
+		}
+	})
 }

@@ -15,6 +15,24 @@ type recovery struct {
 	due   time.Time     // in a Stepped store
 }
 
+// unattended is no shard's life.
+const unattended = -1
+
+// attend sees to it that what sh's keys owe is charged, though sh is up: a request
+// may be decided by a share all the same, if it waited too long.
+func (s *Store) attend(sh *shard) {
+	life := sh.life.Load()
+	old := sh.attended.Load()
+	if old == life || sh.down.Load() || !sh.attended.CompareAndSwap(old, life) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.begin(&recovery{shard: sh, stage: charging, life: life})
+	}
+}
+
 type stage uint8
 
 const (
@@ -53,8 +71,8 @@ func (r *recovery) step(s *Store) (wait time.Duration, more bool) {
 			r.pause = min(2*r.pause, s.opts.Backoff)
 			return wait, true
 		}
-		s.up(r.shard)
-		r.life, r.stage = r.shard.life.Load(), charging
+		r.life = s.up(r.shard)
+		r.stage = charging
 		return 0, true
 	case charging:
 		start := time.Now()
@@ -65,7 +83,12 @@ func (r *recovery) step(s *Store) (wait time.Duration, more bool) {
 		return sweepEvery, true
 	default:
 		s.shares.sweep(time.Now())
-		return sweepEvery, s.shares.len() > 0
+		if s.shares.len() > 0 {
+			r.stage = charging // of what was admitted meanwhile
+			return sweepEvery, true
+		}
+		r.shard.attended.CompareAndSwap(r.life, unattended)
+		return 0, s.shares.len() > 0 && r.shard.attended.CompareAndSwap(unattended, r.life)
 	}
 }
 

@@ -43,7 +43,9 @@ type shard struct {
 	// life counts ups and downs, so that a late failure of an earlier life is
 	// not held against this one.
 	life atomic.Int64
-	ramp atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
+	// attended is the life for which there is a recovery; unattended for none.
+	attended atomic.Int64
+	ramp     atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
 
 	mu        sync.Mutex
 	template  lease.Call // the call to probe with
@@ -55,6 +57,7 @@ type shard struct {
 
 func (s *Store) newShard() *shard {
 	sh := &shard{}
+	sh.attended.Store(unattended)
 	sh.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests: 1,
 		Timeout:     firstBackoff,
@@ -136,8 +139,9 @@ func (s *Store) fail(sh *shard) {
 	s.begin(&recovery{shard: sh, pause: firstBackoff})
 }
 
-// up puts sh into use again: little by little, if its breaker was open.
-func (s *Store) up(sh *shard) {
+// up puts sh into use again, little by little if its breaker was open, and
+// returns its new life.
+func (s *Store) up(sh *shard) (life int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.down--; s.down == 0 {
@@ -146,8 +150,10 @@ func (s *Store) up(sh *shard) {
 	sh.mu.Lock()
 	sh.slow = 0
 	sh.mu.Unlock()
-	sh.life.Add(1)
+	life = sh.life.Add(1)
+	sh.attended.Store(life)
 	sh.down.Store(false)
+	return life
 }
 
 // remember keeps call to probe with: the latest has the limit in force.

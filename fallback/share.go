@@ -92,9 +92,13 @@ func (s *Store) local(call *lease.Call, now time.Time, err error) lease.Answer {
 	case lease.Deny:
 		return lease.Answer{Err: err, Grant: deny(call, s.opts.Timeout)}
 	}
-	s.shardOf(call.Key).remember(call, now)
+	server := s.shardOf(call.Key)
+	server.remember(call, now)
 	sh := s.shares.getOrAdd(call.Key, now)
 	defer sh.mu.Unlock()
+	if !server.down.Load() {
+		defer s.attend(server) // once it is known what is owed
+	}
 	return lease.Answer{Err: err, Grant: sh.grant(s, now, call)}
 }
 
