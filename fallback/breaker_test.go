@@ -76,11 +76,20 @@ func ask(key string) lease.Call {
 }
 
 // one makes one call as a node does, and returns the answer and how long it took.
-func one(s lease.Store, key string) (lease.Answer, time.Duration) {
+func one(s lease.Store, key string) (lease.Answer, time.Duration) { return send(s, ask(key)) }
+
+func send(s lease.Store, call lease.Call) (lease.Answer, time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	return s.Acquire(ctx, []lease.Call{ask(key)})[0], time.Since(start)
+	return s.Acquire(ctx, []lease.Call{call})[0], time.Since(start)
+}
+
+// slow is ask for a key that hardly refills.
+func slow(key string) lease.Call {
+	call := ask(key)
+	call.Limit.Rate = 0.001
+	return call
 }
 
 func inBubble(t *testing.T, opts fallback.Options, f func(t *testing.T, p *server, s *fallback.Store)) {
@@ -445,16 +454,16 @@ func TestScenario33_Recovery(t *testing.T) {
 func TestDebts(t *testing.T) {
 	for name, err := range map[string]error{"unknown": errUnknown, "refused": errRefused} {
 		inBubble(t, fallback.Options{}, func(t *testing.T, p *server, s *fallback.Store) {
-			one(s, "k")
+			send(s, slow("k"))
 			p.fail(err)
-			call := ask("k")
+			call := slow("k")
 			call.Hint = lease.Hint{Known: true, Tokens: 1000}
 			call.Need, call.Bound, call.Want = 300, 300, 300
 			if a := s.Local(call); a.Grant.Tokens != 300 {
 				t.Fatalf("Local = %+v: want 300 tokens", a)
 			}
 			for range 3 {
-				one(s, "k")
+				send(s, slow("k"))
 				time.Sleep(time.Second)
 			}
 			if st := s.Stats(); st.Owed < 300 || st.Charged != 0 {

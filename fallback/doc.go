@@ -31,8 +31,10 @@
 //
 //	w = (1−β)/n + β·0.9·d,   β from ½ to 0 in a minute,   ¼/n ≤ w ≤ 4/n
 //
-// where d is the node's part of the demand of all nodes before the outage. The
-// parts are estimates; the 0.9 makes up for what they are off. Where the burst
+// where d is the node's part of the demand of all nodes, averaged over the seconds
+// before the outage; what of these seconds came before the node heard of the key
+// counts as 1/n. The parts add up to 1, as far as the nodes heard of the store at
+// the same time; the 0.9 makes up for an epoch that some had not heard of. Where the burst
 // is less than n, some nodes own the key and have w = 1/burst, the others 0; if
 // the nodes are not known by name, all have 1/n and start empty or with what
 // Options.Unknown says.
@@ -68,7 +70,9 @@
 // # Why the books balance
 //
 // When a node is back it charges the store with min(f, B−τ) tokens: f is what the
-// share admitted in the outage, and B−τ what its bucket lacks. Let the shares have
+// share admitted in the outage, and B−τ what its bucket lacked when the store failed
+// to answer for the last time; what the share admits after that is charged in full,
+// for others may use the store by then. Let the shares have
 // started with the balance b of the store. While b + r·t ≤ C the store, idle, shows
 // b + r·t where the truth is b + r·t − Σf: the debt is f, and f ≤ B−τ, for no share
 // has run over. Once the store's bucket ran over it shows C where the truth is Στ:

@@ -21,10 +21,6 @@ const (
 
 // owe adds to a call that goes to the primary what its share owes, and returns
 // the share, nil if there is none. settled ends it.
-//
-// The debt is the least of what was admitted and what the share's bucket lacks:
-// in a long outage the bucket at the store would have run over, and what was
-// admitted out of that was nobody's loss.
 func (s *Store) owe(call *lease.Call, now time.Time) *share {
 	hint := call.Hint
 	call.Hint = lease.Hint{}
@@ -39,6 +35,7 @@ func (s *Store) owe(call *lease.Call, now time.Time) *share {
 	if sh.outage {
 		call.Hint = hint
 	}
+	sh.forgive(s, s.idleUntil(s.shardOf(call.Key)))
 	now = sh.pass(s, now)
 	sh.report(s, call.Own)
 	sh.fit(now)
@@ -47,8 +44,7 @@ func (s *Store) owe(call *lease.Call, now time.Time) *share {
 		return nil // somebody else is at it
 	}
 	sh.charging = sh.admitted
-	sh.debt = min(sh.admitted, sh.deficit(now))
-	call.Debt += sh.debt
+	call.Debt += sh.charging
 	return sh
 }
 
@@ -59,11 +55,10 @@ func (s *Store) settled(sh *share, err error) {
 	defer sh.mu.Unlock()
 	if err == nil {
 		sh.admitted -= sh.charging
-		s.counts.charged.Add(sh.debt)
-		s.counts.forgiven.Add(sh.charging - sh.debt)
+		s.counts.charged.Add(sh.charging)
 		sh.outage = false
 	}
-	sh.charging, sh.debt = 0, 0
+	sh.charging = 0
 }
 
 // charge makes one call for debts to the server of sh, or to any if it is nil.

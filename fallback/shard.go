@@ -45,6 +45,8 @@ type shard struct {
 	life atomic.Int64
 	// attended is the life for which there is a recovery; unattended for none.
 	attended atomic.Int64
+	// failed is when a call failed last, in nanoseconds since Store.base.
+	failed atomic.Int64
 	ramp     atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
 
 	mu        sync.Mutex
@@ -92,13 +94,14 @@ type ticket struct {
 	well  bool  // some call was answered
 }
 
-// asks reports whether a call may go to the server now.
-func (sh *shard) asks(s *Store, now time.Time) bool {
+// asks reports whether a call may go to the server now. Those that ask for no
+// tokens are no part of the ramp: nothing can stand in for them.
+func (sh *shard) asks(s *Store, call *lease.Call, now time.Time) bool {
 	if sh.down.Load() {
 		return false
 	}
 	from := sh.ramp.Load()
-	if from == 0 {
+	if from == 0 || call.Want == 0 {
 		return true
 	}
 	part := float64(now.Sub(s.base)-time.Duration(from)) / float64(s.opts.Ramp)
@@ -132,6 +135,7 @@ func (s *Store) fail(sh *shard) {
 		return
 	}
 	sh.life.Add(1)
+	sh.failed.Store(int64(time.Since(s.base)))
 	if s.down == 0 {
 		s.downSince = time.Now()
 	}
@@ -193,8 +197,15 @@ func (s *Store) probe(sh *shard) bool {
 		sh.ramp.Store(max(1, int64(time.Since(s.base))))
 	}
 	t.done(t.err)
+	if t.err != nil {
+		sh.failed.Store(int64(start.Sub(s.base)))
+	}
 	return t.err == nil
 }
+
+// idleUntil returns until when at least nobody, as far as this node knows, used
+// sh's server.
+func (s *Store) idleUntil(sh *shard) time.Time { return s.base.Add(time.Duration(sh.failed.Load())) }
 
 // bare returns what call says about its key, without what it asks or tells.
 func bare(call *lease.Call) lease.Call {

@@ -45,13 +45,12 @@ type share struct {
 	epoch      int64
 	out0, out1 int64 // tokens on lease, granted in this epoch and the one before
 
-	outage bool      // the share was used since the primary last answered
-	since  time.Time // and first used then
-	part   float64   // of the demand, before that
+	outage      bool      // the share was used since the primary last answered
+	since       time.Time // and first used then
+	part, prior float64   // of the demand, before that: known, and not known
 
-	admitted int64 // tokens that the primary has not been charged with
+	admitted int64 // tokens that the primary is still to be charged with
 	charging int64 // of those, in a call under way
-	debt     int64 // what that call is charged with
 
 	at           time.Time  // of the latest use: time never goes back
 	hint         lease.Hint // as of then
@@ -68,6 +67,21 @@ func (sh *share) pass(s *Store, now time.Time) time.Time {
 	sh.hint.Age += now.Sub(sh.at)
 	sh.at = now
 	return now
+}
+
+// forgive drops what need not be charged. Had one bucket admitted it all, it would
+// lack at until what the shares' buckets lack then; so the store's, idle up to
+// then, is to be charged with no more than that. Once the store is asked again
+// others use it, and nothing is forgiven.
+func (sh *share) forgive(s *Store, until time.Time) {
+	if !until.After(sh.at) || sh.charging > 0 {
+		return
+	}
+	sh.pass(s, until)
+	if over := sh.admitted - sh.deficit(until); over > 0 {
+		sh.admitted -= over
+		s.counts.forgiven.Add(over)
+	}
 }
 
 // call is a call for the share's key that asks for nothing yet.
@@ -178,6 +192,7 @@ func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
 // an outage, its tokens. It returns the share's time.
 func (sh *share) begin(s *Store, now time.Time, call *lease.Call) time.Time {
 	if sh.limiter != nil {
+		sh.forgive(s, s.idleUntil(s.shardOf(call.Key)))
 		now = sh.pass(s, now)
 	} else {
 		sh.at = now
@@ -185,11 +200,8 @@ func (sh *share) begin(s *Store, now time.Time, call *lease.Call) time.Time {
 	sh.hint, sh.version, sh.count, sh.perUS = call.Hint, call.Version, call.Count, call.PerUS
 	fresh := sh.limiter == nil
 	if !sh.outage {
-		sh.outage, sh.since, sh.cost, sh.part = true, now, 1, 0
-		// Of a demand that is older nobody knows who has it now.
-		if call.Hint.Age <= 2*call.TTL {
-			sh.part = certain * call.Hint.Part
-		}
+		sh.outage, sh.since, sh.cost = true, now, 1
+		sh.part, sh.prior = call.Hint.Part, call.Hint.Prior
 		defer func() { sh.seed(s, now, call, fresh) }()
 	}
 	sh.cost = min(max(sh.cost, call.Need), call.Limit.Burst)
@@ -228,7 +240,7 @@ func (sh *share) weigh(s *Store, now time.Time, call *lease.Call) float64 {
 		return equal
 	}
 	by := blend * max(0, 1-float64(now.Sub(sh.since))/float64(blendFor))
-	return max(leastPart*equal, min((1-by)*equal+by*sh.part, mostPart*equal, 1))
+	return max(leastPart*equal, min((1-by)*equal+by*(certain*sh.part+sh.prior*equal), mostPart*equal, 1))
 }
 
 // seed sets the tokens at the start of an outage: the share's part of what the
@@ -237,7 +249,11 @@ func (sh *share) seed(s *Store, now time.Time, call *lease.Call, fresh bool) {
 	most := float64(sh.burst)
 	switch h := call.Hint; {
 	case h.Known:
-		balance := min(float64(h.Tokens)+call.Limit.Rate*h.Age.Seconds(), float64(call.Limit.Burst))
+		room := float64(call.Limit.Burst)
+		if h.Age <= 2*call.TTL {
+			room -= float64(h.Outstanding) // they hold up refill, this node's own too
+		}
+		balance := min(float64(h.Tokens)+call.Limit.Rate*h.Age.Seconds(), max(0, room))
 		most = max(0, min(sh.weight*balance, most))
 	case !fresh: // it goes on where it was
 	case s.opts.Unknown == StartEmpty:

@@ -112,7 +112,7 @@ func (s *Store) Local(call lease.Call) lease.Answer { return s.local(&call, time
 // owes. The others are answered by their share.
 func (s *Store) board(calls []lease.Call, answers []lease.Answer, now time.Time) (f flight) {
 	for i := range calls {
-		k, ok := f.permit(s, s.shardOf(calls[i].Key), now)
+		k, ok := f.permit(s, s.shardOf(calls[i].Key), &calls[i], now)
 		if !ok {
 			answers[i] = s.local(&calls[i], now, errDown)
 			continue
@@ -127,8 +127,8 @@ func (s *Store) board(calls []lease.Call, answers []lease.Answer, now time.Time)
 }
 
 // permit returns the ticket for a call to sh; ok is false if it must not go.
-func (f *flight) permit(s *Store, sh *shard, now time.Time) (k int, ok bool) {
-	if !sh.asks(s, now) {
+func (f *flight) permit(s *Store, sh *shard, call *lease.Call, now time.Time) (k int, ok bool) {
+	if !sh.asks(s, call, now) {
 		return 0, false
 	}
 	for k := range f.tickets {

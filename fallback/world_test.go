@@ -25,6 +25,7 @@ type world struct {
 	trace  *leasetest.Trace
 	nodes  []*node
 	rand   *rand.Rand
+	wrap   func(i int, s lease.Store) lease.Store // what comes before a node's link; nil: nothing
 }
 
 type node struct {
@@ -75,7 +76,11 @@ func (w *world) add(opts fallback.Options) *node {
 		return leasetest.Works
 	}
 	var err error
-	if n.fallback, err = fallback.NewStepped(n.link, opts, uint64(len(w.nodes))); err != nil {
+	primary := lease.Store(n.link)
+	if w.wrap != nil {
+		primary = w.wrap(len(w.nodes), primary)
+	}
+	if n.fallback, err = fallback.NewStepped(primary, opts, uint64(len(w.nodes))); err != nil {
 		w.t.Fatal(err)
 	}
 	if n.Stepped, err = lease.NewStepped(n.fallback, w.limits, lease.Options{}); err != nil {

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/hybridlimit/hybridlimit/fallback"
+	"github.com/hybridlimit/hybridlimit/internal/membership"
 	"github.com/hybridlimit/hybridlimit/lease"
 	"github.com/hybridlimit/hybridlimit/lua"
 )
@@ -16,7 +18,8 @@ import (
 // package lease: go doc lease.Decision shows the fields and methods.
 type (
 	// Limit is Rate tokens per second (0 to 1e12) and Burst tokens at most at one
-	// instant (0 to 1e15). A limit with either 0 denies everything.
+	// instant (0 to 1e15). A limit with either 0 denies everything. OnFailure says
+	// what becomes of requests while Redis does not answer: Degrade, Allow or Deny.
 	Limit = lease.Limit
 	// Limits tells the limit of each key. A Limit is one: the same for all.
 	Limits = lease.Limits
@@ -32,8 +35,11 @@ type (
 	Share = lease.Share
 	// Policy decides a request for which Redis gave no answer in time.
 	Policy = lease.Policy
-	// Stats is what a Limiter did so far.
-	Stats = lease.Stats
+	// Start is what a node's share of a limit starts with when Redis fails and
+	// the node never heard of the key.
+	Start = fallback.Unknown
+	// Split says how a limit is divided among the nodes while Redis fails.
+	Split = fallback.Split
 	// LimitError says which field of a Limit is out of range.
 	LimitError = lease.LimitError
 	// CostError is returned for a cost that can never be admitted.
@@ -49,8 +55,8 @@ const (
 	SourceStore  = lease.SourceStore  // a call to Redis that this request waited for
 	SourceMemory = lease.SourceMemory // memory of a recent refusal: no round trip
 	SourceLimit  = lease.SourceLimit  // the limit denies everything
-	SourcePolicy = lease.SourcePolicy // Options.OnStoreFailure
-	SourceLocal  = lease.SourceLocal  // this node's share, while Redis is down (not yet)
+	SourcePolicy = lease.SourcePolicy // Limit.OnFailure Allow or Deny: Redis did not answer
+	SourceLocal  = lease.SourceLocal  // this node's share of the limit: Redis did not answer
 )
 
 // MaxRate and MaxBurst bound a Limit, in tokens per second and tokens.
@@ -59,14 +65,22 @@ const (
 	MaxBurst = lease.MaxBurst
 )
 
-// How nodes divide a bucket, and what decides when Redis does not answer.
+// How nodes divide a bucket, and what happens when Redis does not answer.
 const (
 	ShareEqual        = lease.ShareEqual        // equal parts, and what others leave
 	ShareProportional = lease.ShareProportional // by each node's part of the demand
 	ShareNone         = lease.ShareNone         // first come, first served
 
-	Deny  = lease.Deny  // refuse
-	Allow = lease.Allow // admit, uncounted
+	Degrade = lease.Degrade // go on with this node's share of the limit
+	Allow   = lease.Allow   // admit, uncounted
+	Deny    = lease.Deny    // refuse
+
+	StartOne   = fallback.StartOne   // one token
+	StartEmpty = fallback.StartEmpty // none
+	StartFull  = fallback.StartFull  // the whole share
+
+	SplitBlend = fallback.SplitBlend // half by demand at first, equal within a minute
+	SplitEqual = fallback.SplitEqual // equal parts
 )
 
 // Errors of a Limiter's methods; compare with errors.Is.
@@ -107,15 +121,16 @@ type Options struct {
 	// node that dies are missing for at most 4 periods.
 	// Default 250ms; range 2ms to 1h.
 	LeasePeriod time.Duration
-	// RedisTimeout is how long a request waits for Redis before OnStoreFailure
-	// decides it. Default 30ms; range 1ms to 1m.
+	// RedisTimeout is how long a request waits for Redis before its limit's
+	// OnFailure decides it. Once Redis did not answer nobody waits for it until it
+	// answers again. Default 30ms; range 1ms to 1m.
 	RedisTimeout time.Duration
 	// MaxKeys is how many keys this node remembers at a time. Past it the
 	// least used go, and return their tokens. A key takes about half a
 	// kilobyte. Default 262144; range 1 to 2^30.
 	MaxKeys int
 	// MaxWaiters is how many requests of one key may wait for Redis at a time;
-	// OnStoreFailure decides those past it. Default 65536; range 1 to 2^30.
+	// their limit's OnFailure decides those past it. Default 65536; range 1 to 2^30.
 	MaxWaiters int
 	// Share is how nodes divide a bucket that is too small for all.
 	// Default ShareEqual.
@@ -125,17 +140,44 @@ type Options struct {
 	// latest call wins. A limit that denies everything is not told to other
 	// nodes: only those that have it deny. Default 0; range 0 to 2^53.
 	LimitsVersion int64
-	// OnStoreFailure decides requests while Redis gives no answer: Deny
-	// (default) or Allow, which does not limit at all meanwhile. Temporary: a
-	// node will go on limiting with its share instead.
-	OnStoreFailure Policy
+
+	// MinNodes is the least number of nodes to expect. While Redis fails each
+	// node admits 1/n of a limit, n being the largest of MinNodes, of what Nodes
+	// returns and of the nodes that were alive in Redis in the last five minutes.
+	// A node that starts while Redis is down knows of none but these two. Default
+	// 1; range 1 to 2^20.
+	MinNodes int
+	// Nodes returns how many nodes the platform runs, 0 if it does not know. It is
+	// asked about once a Heartbeat. Default nil.
+	Nodes func() int
+	// Heartbeat is how often a node says in Redis that it is alive, in the same
+	// round trip as a lease call if there is one. It begins with the first request
+	// that needs Redis. It must be the same on all nodes. Default 1s; range 100ms
+	// to 1m.
+	Heartbeat time.Duration
+	// Start is what the share of a key that this node never heard of starts with
+	// while Redis fails. Default StartOne: at most a token per node too many.
+	Start Start
+	// Split says how limits are divided among the nodes while Redis fails.
+	// Default SplitBlend.
+	Split Split
+}
+
+// Stats is what a Limiter did so far.
+type Stats struct {
+	lease.Stats
+	// Fallback is about Redis failing: breakers, shares, debts.
+	Fallback fallback.Stats
+	// Members is about counting the nodes.
+	Members membership.Stats
 }
 
 // Limiter limits how often keys are used, over all nodes that share a Redis.
 // It is safe for concurrent use. Make one with New, and Close it.
 type Limiter struct {
-	cache *lease.Cache
-	store *lua.Store
+	cache    *lease.Cache
+	fallback *fallback.Store
+	members  *membership.Members
 }
 
 // New returns a Limiter whose buckets are in rdb: a *redis.Client, a Sentinel
@@ -155,24 +197,71 @@ func New(rdb Client, limits Limits, opts Options) (*Limiter, error) {
 	if len(opts.Prefix) > 256 {
 		errs = append(errs, fmt.Errorf("hybrid: Options.Prefix is %d bytes: want at most 256", len(opts.Prefix)))
 	}
-	var store lease.Store
-	l := &Limiter{}
-	if rdb != nil {
-		l.store = lua.NewStore(rdb, lua.Options{Prefix: opts.Prefix, Timeout: opts.RedisTimeout})
-		store = l.store
-	} else {
-		store = noStore{} // so that the other problems are found too
+	if opts.MinNodes < 0 || opts.MinNodes > 1<<20 {
+		errs = append(errs, fmt.Errorf("hybrid: Options.MinNodes = %d: want 1 to 2^20", opts.MinNodes))
+		opts.MinNodes = 1
 	}
-	cache, err := lease.New(store, limits, lease.Options{
+	// Without a client they are made all the same, to find the other problems.
+	store := lua.NewStore(rdb, lua.Options{Prefix: opts.Prefix, Timeout: opts.RedisTimeout})
+	members, err := membership.New(store, membership.Options{
+		Period: opts.Heartbeat, Min: max(1, opts.MinNodes), Nodes: opts.Nodes,
+	})
+	if err != nil {
+		errs = append(errs, fmt.Errorf("hybrid: Options.Heartbeat = %v: want 100ms to 1m", opts.Heartbeat))
+		members = nil
+	}
+	l := &Limiter{members: members}
+	l.fallback, err = fallback.New(&member{store: store, members: members}, fallback.Options{
+		Nodes: members.Nodes, Owns: l.owns, Shard: store.Shard,
+		Period: opts.LeasePeriod, Timeout: opts.RedisTimeout, MaxKeys: opts.MaxKeys,
+		Unknown: opts.Start, Split: opts.Split,
+	})
+	errs = append(errs, ownNames(err)...)
+	local := lease.Local(l.fallback)
+	if err != nil {
+		local = noStore{}
+	}
+	l.cache, err = lease.New(local, limits, lease.Options{
 		LeasePeriod: opts.LeasePeriod, Timeout: opts.RedisTimeout,
 		MaxKeys: opts.MaxKeys, MaxWaiters: opts.MaxWaiters, Share: opts.Share,
-		Version: opts.LimitsVersion, OnFailure: opts.OnStoreFailure,
+		Version: opts.LimitsVersion,
 	})
-	if err != nil || len(errs) > 0 {
-		return nil, errors.Join(append(errs, ownNames(err)...)...)
+	if errs = append(errs, ownNames(err)...); len(errs) > 0 {
+		return nil, errors.Join(unique(errs)...)
 	}
-	l.cache = cache
 	return l, nil
+}
+
+// owns reports whether this node is one of key's owners, if the nodes are known.
+func (l *Limiter) owns(key string, owners int) (owns, known bool) {
+	if !l.members.Known() {
+		return false, false
+	}
+	return l.members.Owns(key, owners), true
+}
+
+// member is the store in Redis for a node that is a member while it is used.
+type member struct {
+	store   *lua.Store
+	members *membership.Members
+}
+
+// Acquire implements lease.Store.
+func (m *member) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
+	m.members.Start()
+	return m.store.Acquire(ctx, calls)
+}
+
+// unique drops errors that say the same: an option may go to several packages.
+func unique(errs []error) (all []error) {
+	seen := map[string]bool{}
+	for _, err := range errs {
+		if !seen[err.Error()] {
+			seen[err.Error()] = true
+			all = append(all, err)
+		}
+	}
+	return all
 }
 
 // isNil reports whether v is nil or holds a nil pointer or function.
@@ -196,9 +285,9 @@ func ownNames(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		if bad, ok := errors.AsType[*lease.OptionError](err); ok {
-			names := map[string]string{"Timeout": "RedisTimeout", "Version": "LimitsVersion", "OnFailure": "OnStoreFailure"}
-			field := cmp.Or(names[bad.Field], bad.Field)
-			err = fmt.Errorf("hybrid: Options.%s = %v: want %s", field, bad.Value, bad.Want)
+			err = optionError(bad.Field, bad.Value, bad.Want)
+		} else if bad, ok := errors.AsType[*fallback.OptionError](err); ok {
+			err = optionError(bad.Field, bad.Value, bad.Want)
 		}
 		return []error{err}
 	}
@@ -209,9 +298,17 @@ func ownNames(err error) []error {
 	return all
 }
 
+func optionError(field string, value any, want string) error {
+	names := map[string]string{
+		"Timeout": "RedisTimeout", "Version": "LimitsVersion", "Period": "LeasePeriod", "Unknown": "Start",
+	}
+	return fmt.Errorf("hybrid: Options.%s = %v: want %s", cmp.Or(names[field], field), value, want)
+}
+
 type noStore struct{}
 
 func (noStore) Acquire(context.Context, []lease.Call) []lease.Answer { return nil }
+func (noStore) Local(lease.Call) lease.Answer                        { return lease.Answer{} }
 
 // Allow decides whether one request on key may go ahead now, and charges a
 // token if so. It never queues for tokens; it waits, at most
@@ -262,12 +359,22 @@ func (l *Limiter) Reset(ctx context.Context, key string) error { return l.cache.
 
 // Stats returns counters and the token ledger. It visits every key this node
 // remembers: fine at the pace of metrics, not per request.
-func (l *Limiter) Stats() Stats { return l.cache.Stats() }
+func (l *Limiter) Stats() Stats {
+	return Stats{Stats: l.cache.Stats(), Fallback: l.fallback.Stats(), Members: l.members.Stats()}
+}
 
-// Close stops the Limiter and returns its leases to Redis, until ctx ends. An
-// error says that some may not have been returned: Redis forgets them within four
-// lease periods. After it every method returns ErrClosed, as a second Close does.
-func (l *Limiter) Close(ctx context.Context) error { return l.cache.Close(ctx) }
+// Close stops the Limiter, returns its leases to Redis, charges Redis with what
+// was admitted without it, and leaves the members, until ctx ends. An error says
+// what of it may not have been done: Redis forgets leases within four lease
+// periods, and a member within five Heartbeats. After it every method returns
+// ErrClosed, as a second Close does.
+func (l *Limiter) Close(ctx context.Context) error {
+	err := l.cache.Close(ctx)
+	if errors.Is(err, ErrClosed) {
+		return err
+	}
+	return errors.Join(err, l.fallback.Close(ctx), l.members.Close(ctx))
+}
 
 // Key is a key that is already looked up: Allow through it saves hashing and
 // looking up the key. It is safe for concurrent use and never goes stale.

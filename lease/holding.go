@@ -55,40 +55,62 @@ type holding struct {
 	known                known
 }
 
-// known is what the store's last grant told of the bucket.
+// known is what the store's grants told of the bucket.
 type known struct {
-	tokens int64
-	part   float64 // of the demand, smoothed
-	at     int64
-	ok     bool
-	// alone is when this node first heard of the key, or was last granted tokens
-	// by itself. Soon after it the others may be missing from the demand of all.
-	alone   int64
-	sampled bool // part is of a time when they were not
+	ok          bool
+	tokens      int64 // in the bucket, by the last grant
+	outstanding int64
+	at, first   int64 // when that grant came, and the first one
+
+	// part is this node's part of the demand of all, averaged over epochs as of
+	// the last one it knows about: an epoch counts α, those before it 1−α. All nodes
+	// weigh an epoch alike, and their parts of it add up to 1; so do the averages.
+	part  float64
+	epoch int64
+	told  [2]told // of this node's demand, in the latest epochs
 }
 
-// learn takes in a balance, and this node's part of the demand at now.
-func (k *known) learn(now, tokens int64, part float64) {
-	switch {
-	case !k.ok:
-		k.alone = now
-	case now-k.alone < int64(partSettles):
-	case !k.sampled:
-		k.part, k.sampled = part, true
-	default:
-		// One estimate alone is off by the square root of the requests in it.
-		k.part += (part - k.part) * (1 - math.Exp(float64(k.at-now)/float64(partFade)))
+// told is the demand of this node that the store counted in an epoch.
+type told struct{ epoch, demand int64 }
+
+// partFade is the time constant of that average.
+const partFade = 5 * time.Second
+
+// learn takes in a grant of the store.
+func (k *known) learn(now int64, t *terms, call *Call, g *Grant) {
+	if !k.ok {
+		k.first, k.epoch = now, g.Epoch-1
 	}
-	k.tokens, k.at, k.ok = tokens, now, true
+	k.ok, k.at, k.tokens, k.outstanding = true, now, t.balance(g), g.Outstanding
+	if call.Want > 0 && call.LastEpoch != g.Epoch {
+		k.told[1] = k.told[0]
+		k.told[0] = told{g.Epoch, max(1, min(call.Demand, t.limit.Burst))}
+	}
+	epochs := g.Epoch - 1 - k.epoch
+	k.epoch = g.Epoch - 1
+	if epochs <= 0 {
+		return
+	}
+	fade := math.Exp(-float64(call.TTL) / float64(partFade))
+	k.part *= math.Pow(fade, float64(epochs))
+	for _, mine := range k.told {
+		if mine.epoch == k.epoch && g.Demand > 0 {
+			k.part += (1 - fade) * min(1, float64(mine.demand)/float64(g.Demand))
+		}
+	}
 }
 
-const (
-	// partFade is the time constant with which the part of the demand is smoothed.
-	partFade = 5 * time.Second
-	// partSettles is how long the store's sum of all demand may lack that of nodes
-	// that are not there yet, or not back.
-	partSettles = 3 * time.Second
-)
+// hint returns what is known at now.
+func (k *known) hint(now int64) Hint {
+	if !k.ok {
+		return Hint{Prior: 1}
+	}
+	fade := func(since int64) float64 { return math.Exp(-float64(now-since) / float64(partFade)) }
+	return Hint{
+		Known: true, Tokens: k.tokens, Outstanding: k.outstanding, Age: time.Duration(now - k.at),
+		Part: k.part * fade(k.at), Prior: fade(k.first),
+	}
+}
 
 // batch is tokens of one grant.
 type batch struct {

@@ -229,8 +229,8 @@ func (h *holding) callLocked(c *Cache, now int64) Call {
 		Key: h.key, Limit: t.limit, Version: t.version, Count: t.count, PerUS: t.perUS, TTL: max(2*t.period, minTTL),
 		LastEpoch: h.lastEpoch, Share: c.opts.Share, Demand: whole(h.demandLocked(now, t.period), t.limit.Burst),
 	}
-	if k := &h.known; k.ok && c.local != nil {
-		call.Hint = Hint{Known: true, Tokens: k.tokens, Age: time.Duration(now - k.at), Part: k.part}
+	if c.local != nil {
+		call.Hint = h.known.hint(now)
 	}
 	return call
 }
@@ -416,12 +416,11 @@ func (h *holding) bookGrantLocked(now int64, call *Call, g *Grant) (shown *terms
 	h.balance.Store(g.Remaining)
 	t := h.terms.Load()
 	if g.Source != SourceStore {
-		h.known.alone = now
 		return t.shareOf(g)
 	}
 	h.lastEpoch = g.Epoch
 	if !g.Newer {
-		h.known.learn(now, t.balance(g), min(1, float64(call.Demand)/float64(max(1, g.Demand))))
+		h.known.learn(now, t, call, g)
 	}
 	return t
 }

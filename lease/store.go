@@ -134,15 +134,20 @@ type Report struct {
 
 // Hint is what the last Grant of the store told this node about a bucket.
 type Hint struct {
-	// Known is whether there was one. The rest is zero otherwise.
+	// Known is whether there was one. The rest but Prior is zero otherwise.
 	Known bool
 	// Tokens was the balance, rounded up: a bucket that expired, as full ones
 	// do, must not look less than full. Negative in debt.
 	Tokens int64
 	// Age is how long ago, by this node's clock.
 	Age time.Duration
-	// Part is this node's part of the demand of all nodes, 0 to 1, smoothed.
-	Part float64
+	// Outstanding was the store's count of leased tokens, this node's included.
+	Outstanding int64
+	// Part is this node's part of the demand of all nodes, averaged over the last
+	// seconds, and Prior the part of that average about which nothing is known, for
+	// the node had not heard of the key. Of all nodes together the Parts are at most
+	// 1, as far as they heard of the store at the same time. Range 0 to 1.
+	Part, Prior float64
 }
 
 // Grant is a Store's answer to a Call. Tokens may be fewer than wanted; zero
@@ -171,8 +176,8 @@ type Grant struct {
 	// Outstanding is the store's count of leased tokens not yet reported or
 	// expired, never less than the truth.
 	Outstanding int64
-	// Active is how many nodes asked for this key lately, and Demand the sum of
-	// what they said in Call.Demand.
+	// Active is how many nodes asked for this key lately. Demand is the sum of what
+	// nodes said in Call.Demand in the epoch before, in their first call with a Want.
 	Active, Demand int64
 	// Created says that the bucket was not there, Corrupt that what was there
 	// could not be read and was replaced by a fresh bucket.

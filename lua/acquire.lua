@@ -14,7 +14,7 @@
 --   5 remaining (tokens)  6 retry_after_us  7 reset_after_us  8 pace_us
 --   9 outstanding (tokens)  10 active (nodes)
 --   11 flags: 1 created, 2 corrupt, 4 the limit in force differs from the call's
---   12 demand of all active nodes (tokens per lease period)
+--   12 demand that nodes told in the epoch before (tokens per lease period)
 -- then     4 integers (version, burst, count, per_us) for each key with flag 4
 --
 -- State, one string: "1 units at epoch out0 out1 act0 act1 dem0 dem1 version
@@ -237,7 +237,7 @@ for i = 1, #KEYS do
     for _, x in ipairs({ version, burst, count, per }) do tail[#tail + 1] = x end
   end
   for _, x in ipairs({ granted, at_once, epoch, floor(ttl * 95 / 100), max(0, floor(units / per)),
-    wait, fill, pace, out0 + out1, max(1, act0, act1), flags, max(dem0, dem1) }) do
+    wait, fill, pace, out0 + out1, max(1, act0, act1), flags, dem1 }) do
     reply[#reply + 1] = x
   end
 end

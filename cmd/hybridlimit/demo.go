@@ -18,6 +18,7 @@ func newDemoCmd() *cobra.Command {
 		long     time.Duration
 		redisURL string
 		asJSON   bool
+		outage   bool
 	)
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -27,16 +28,41 @@ Redis: the one at --redis, or one inside this process. For --for it asks them
 about three keys, one of them for more than its limit, and then shows what they
 admitted against one exact limiter and how many Redis calls that took. The
 latencies are of whole decisions at this low rate, Redis calls and cold caches
-included; go test -bench Allow ./hybrid times hot ones. Its keys expire.`,
+included; go test -bench Allow ./hybrid times hot ones. Its keys expire.
+
+With --outage Redis is gone for the middle third of the time, and the nodes go on
+with their shares of the limits. The Redis inside this process is stopped and
+started again; from the one at --redis the nodes are only cut off. The exit status
+is 1 if the level of a key passed its bound. The level is that of a leaky bucket
+that all admissions since the start feed; with N nodes the bounds are
+
+  healthy    burst
+  outage     burst + unseen      what others were granted since Redis last
+                                 answered a node, at most of any node; plus 1
+  recovered  outage + debts + N  what shares had admitted and Redis was not charged
+             + late              with when it came back; what they admitted later
+
+unseen, debts and late are measured; the first two are at most the burst. There is
+more for what happens seldom: calls not answered in time in the healthy phase, nodes
+that believe to be fewer than they are, a Redis that lost its data, a second
+outage. The documentation of bench.OutageReport has all of it.`,
+		Example: `  hybridlimit demo
+  hybridlimit demo --outage --for 15s
+  hybridlimit demo --outage --redis redis://localhost:6379/0 --json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if long < 100*time.Millisecond || long > time.Hour {
-				return usageError{fmt.Errorf("--for = %v: want 100ms to 1h", long)}
+			run, least := runDemo, 100*time.Millisecond
+			if outage {
+				run, least = runOutage, 3*time.Second
 			}
-			return runDemo(cmd.Context(), long, redisURL, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if long < least || long > time.Hour {
+				return usageError{fmt.Errorf("--for = %v: want %v to 1h", long, least)}
+			}
+			return run(cmd.Context(), long, redisURL, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().DurationVar(&long, "for", 10*time.Second, "how long the traffic lasts, 100ms to 1h")
+	cmd.Flags().DurationVar(&long, "for", 10*time.Second, "how long the traffic lasts, 100ms to 1h; with --outage from 3s")
+	cmd.Flags().BoolVar(&outage, "outage", false, "take Redis away for the middle third of the time")
 	cmd.Flags().StringVar(&redisURL, "redis", "", "use this server, as redis://HOST:PORT/DB; else one inside this process")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as one JSON object")
 	return cmd

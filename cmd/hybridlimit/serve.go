@@ -22,19 +22,13 @@ import (
 // service managers wait before they kill.
 const returnTimeout = 5 * time.Second
 
-// watchInterval is how often the counters are looked at for trouble with Redis.
-const watchInterval = time.Second
-
 // opener is openRedis, or a test's.
 type opener func(ctx context.Context, url string) (redis.UniversalClient, bool, func(), error)
 
 func newServeCmd() *cobra.Command { return serveCmd(openRedis) }
 
 func serveCmd(open opener) *cobra.Command {
-	var (
-		listen, url string
-		opts        hybrid.Options
-	)
+	var f serveFlags
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Answer rate limit questions over HTTP",
@@ -45,11 +39,17 @@ func serveCmd(open opener) *cobra.Command {
 
 Every node that serves with the same Redis and --prefix shares the limits. The
 answer has status 200 for a denial too; with /check?status=true it is 429, or
-503 when Redis did not answer. GET /healthz says whether the service is up.
+503 when it is a denial because Redis did not answer (--on-failure deny). GET
+/healthz says whether the service is up.
 
 Without --redis it starts a Redis inside this process, which other nodes cannot
 share and which keeps nothing. A URL with a password is better put into the
 environment variable ` + redisEnv + `, where --redis has its default from.
+
+While Redis does not answer, each node goes on with its share of the limits: 1/n,
+n being --min-nodes or as many as were alive in Redis in the last five minutes.
+Redis is charged with what that admits as soon as it answers again. Both are
+logged, and nothing is logged per request.
 
 SIGTERM or SIGINT ends it: it stops accepting, answers the requests that have
 begun, and returns unused tokens to Redis.`,
@@ -58,68 +58,95 @@ begun, and returns unused tokens to Redis.`,
   hybridlimit serve --redis redis+sentinel://s1:26379,s2:26379/mymaster`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, log := cmd.Context(), newLog(cmd.ErrOrStderr())
-			if err := checkServe(listen, opts); err != nil {
-				return usageError{err}
-			}
-			// The port before Redis: a service that is up already is found out
-			// without a connection to its Redis.
-			l, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
-			if err != nil {
-				return fmt.Errorf("--listen: %w", err)
-			}
-			defer l.Close() // twice when all goes well, which does no harm
-			rdb, embedded, closeRedis, err := open(ctx, redisURL(cmd, url))
-			if err != nil {
-				return err
-			}
-			defer closeRedis()
-			// Each request brings its limit; the limiter's own is never used.
-			limiter, err := hybrid.New(rdb, hybrid.Limit{}, opts)
-			if err != nil {
-				return usageError{err} // only the flags can be at fault here
-			}
-			if embedded {
-				log.Warn("no --redis: using a Redis inside this process, single node, nothing is kept")
-			}
-			return serve(ctx, l, limiter, log.With("redis", redisName(rdb, embedded)))
+			return f.run(cmd, open)
 		},
 	}
-	fl := cmd.Flags()
-	fl.StringVar(&listen, "listen", "127.0.0.1:8080", "`HOST:PORT` to listen on; port 0 takes a free one")
-	addRedisFlag(cmd, &url, "; without one, a Redis inside this process")
-	fl.StringVar(&opts.Prefix, "prefix", "hybridlimit:", "start of every Redis key, at most 256 bytes")
-	fl.DurationVar(&opts.LeasePeriod, "lease-period", 250*time.Millisecond, "how long a lease of tokens should last, 2ms to 1h; the same on all nodes")
-	fl.DurationVar(&opts.RedisTimeout, "redis-timeout", 30*time.Millisecond, "how long a request waits for Redis, 1ms to 1m; above 5s add ?read_timeout= to --redis")
-	fl.Var((*policyFlag)(&opts.OnStoreFailure), "on-store-failure", "what becomes of requests while Redis does not answer: deny, or allow without limit")
+	f.add(cmd)
 	return cmd
 }
 
-// checkServe finds what would fail late or, a zero being a default in Options,
-// not at all. The ranges are hybrid.New's to check.
-func checkServe(listen string, opts hybrid.Options) error {
-	var errs []error
-	if _, _, err := net.SplitHostPort(listen); err != nil {
-		errs = append(errs, fmt.Errorf("--listen = %q: want HOST:PORT", listen))
+// serveFlags are what serve was told.
+type serveFlags struct {
+	listen, url string
+	opts        hybrid.Options
+	policy      hybrid.Policy
+}
+
+func (f *serveFlags) add(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.listen, "listen", "127.0.0.1:8080", "`HOST:PORT` to listen on; port 0 takes a free one")
+	addRedisFlag(cmd, &f.url, "; without one, a Redis inside this process")
+	fl.StringVar(&f.opts.Prefix, "prefix", "hybridlimit:", "start of every Redis key, at most 256 bytes")
+	fl.DurationVar(&f.opts.LeasePeriod, "lease-period", 250*time.Millisecond, "how long a lease of tokens should last, 2ms to 1h; the same on all nodes")
+	fl.DurationVar(&f.opts.RedisTimeout, "redis-timeout", 30*time.Millisecond, "how long a request waits for Redis, 1ms to 1m; above 5s add ?read_timeout= to --redis")
+	fl.Var(policyFlag(&f.policy), "on-failure", "what becomes of requests while Redis does not answer: degrade goes on with this node's share of the limit, allow admits without limit, deny refuses")
+	fl.IntVar(&f.opts.MinNodes, "min-nodes", 1, "the least number of nodes to expect, 1 to 1048576: a node that Redis did not answer yet knows of no others")
+	fl.DurationVar(&f.opts.Heartbeat, "heartbeat", time.Second, "how often a node says in Redis that it is alive, 100ms to 1m; the same on all nodes")
+	fl.Var(startFlag(&f.opts.Start), "start", "what a node's share starts with for a key that the node never heard of: one token, none, or the full share")
+	fl.Var(splitFlag(&f.opts.Split), "split", "how limits are divided among the nodes: blend goes half by demand at first and ends with equal parts within a minute")
+}
+
+// run serves until the command's context ends.
+func (f *serveFlags) run(cmd *cobra.Command, open opener) error {
+	ctx, log := cmd.Context(), newLog(cmd.ErrOrStderr())
+	if err := f.check(); err != nil {
+		return usageError{err}
 	}
-	if opts.LeasePeriod == 0 {
+	// The port before Redis: a service that is up already is found out
+	// without a connection to its Redis.
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", f.listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	defer l.Close() // twice when all goes well, which does no harm
+	rdb, embedded, closeRedis, err := open(ctx, redisURL(cmd, f.url))
+	if err != nil {
+		return err
+	}
+	defer closeRedis()
+	// Each request brings its limit; the limiter's own is never used.
+	limiter, err := hybrid.New(rdb, hybrid.Limit{}, f.opts)
+	if err != nil {
+		return usageError{err} // only the flags can be at fault here
+	}
+	if embedded {
+		log.Warn("no --redis: using a Redis inside this process, single node, nothing is kept")
+	}
+	return f.serve(ctx, l, limiter, log.With("redis", redisName(rdb, embedded)))
+}
+
+// check finds what would fail late or, a zero being a default in Options, not at
+// all. The ranges are hybrid.New's to check.
+func (f *serveFlags) check() error {
+	var errs []error
+	if _, _, err := net.SplitHostPort(f.listen); err != nil {
+		errs = append(errs, fmt.Errorf("--listen = %q: want HOST:PORT", f.listen))
+	}
+	if f.opts.LeasePeriod == 0 {
 		errs = append(errs, errors.New("--lease-period = 0: want 2ms to 1h"))
 	}
-	if opts.RedisTimeout == 0 {
+	if f.opts.RedisTimeout == 0 {
 		errs = append(errs, errors.New("--redis-timeout = 0: want 1ms to 1m"))
+	}
+	if f.opts.MinNodes == 0 {
+		errs = append(errs, errors.New("--min-nodes = 0: want 1 to 1048576"))
+	}
+	if f.opts.Heartbeat == 0 {
+		errs = append(errs, errors.New("--heartbeat = 0: want 100ms to 1m"))
 	}
 	return errors.Join(errs...)
 }
 
 // serve answers on l until ctx ends, and closes limiter.
-func serve(ctx context.Context, l net.Listener, limiter *hybrid.Limiter, log *slog.Logger) error {
+func (f *serveFlags) serve(ctx context.Context, l net.Listener, limiter *hybrid.Limiter, log *slog.Logger) error {
 	log.Info("listening", "addr", l.Addr().String())
-	watching, stopWatch := context.WithCancel(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() { watchRedis(watching, limiter, log) })
-	defer watch.Wait()
-	defer stopWatch()
-	err := server.New(limiter, server.Options{Log: log}).Serve(ctx, l)
+	// It also watches the requests that are under way when ctx ends.
+	watching, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
+	var watcher sync.WaitGroup
+	watcher.Go(func() { (&watch{flags: f, log: log}).run(watching, limiter) })
+	err := server.New(limiter, server.Options{OnFailure: f.policy, Log: log}).Serve(ctx, l)
+	stopWatch()
+	watcher.Wait()
 
 	// Serve has returned, so no request is left that could be decided by a
 	// closed limiter. Only now do the leases go back.
@@ -139,33 +166,6 @@ func serve(ctx context.Context, l net.Listener, limiter *hybrid.Limiter, log *sl
 	return err
 }
 
-// watchRedis logs when Redis stops answering, and when it answers again. Nothing
-// is logged per request, so it looks at the counters.
-func watchRedis(ctx context.Context, limiter *hybrid.Limiter, log *slog.Logger) {
-	ticker := time.NewTicker(watchInterval)
-	defer ticker.Stop()
-	down, last := false, limiter.Stats()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		now := limiter.Stats()
-		failed := now.Failed - last.Failed
-		answered := (now.Calls - now.NotExecuted - now.Unknown) - (last.Calls - last.NotExecuted - last.Unknown)
-		switch {
-		case failed > 0 && !down:
-			down = true
-			log.Warn("Redis does not answer: requests are decided by --on-store-failure", "requests", failed)
-		case failed == 0 && answered > 0 && down:
-			down = false
-			log.Info("Redis answers again")
-		}
-		last = now
-	}
-}
-
 // newLog writes to w a line per event.
 func newLog(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
@@ -180,28 +180,3 @@ func redisName(rdb redis.UniversalClient, embedded bool) string {
 func addRedisFlag(cmd *cobra.Command, url *string, without string) {
 	cmd.Flags().StringVar(url, "redis", "", "`URL` of Redis, as redis://HOST:PORT/DB (default $"+redisEnv+without+")")
 }
-
-// policyFlag is a hybrid.Policy as a flag.
-type policyFlag hybrid.Policy
-
-func (p *policyFlag) String() string {
-	if hybrid.Policy(*p) == hybrid.Allow {
-		return "allow"
-	}
-	return "deny"
-}
-
-func (p *policyFlag) Set(s string) error {
-	switch s {
-	case "deny":
-		*p = policyFlag(hybrid.Deny)
-	case "allow":
-		*p = policyFlag(hybrid.Allow)
-	default:
-		return errors.New("want deny or allow")
-	}
-	return nil
-}
-
-// Type names the values in help.
-func (*policyFlag) Type() string { return "deny|allow" }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -81,17 +82,43 @@ func startServe(t *testing.T, open opener, args ...string) *daemon {
 // check posts one request and returns whether it was admitted.
 func (d *daemon) check(user string, rate, capacity int) bool {
 	d.t.Helper()
+	return d.ask(user, rate, capacity).Allowed
+}
+
+// decision is the answer to a request.
+type decision struct {
+	Allowed bool
+	Tokens  int64
+	Source  string
+}
+
+// ask posts one request.
+func (d *daemon) ask(user string, rate, capacity int) (a decision) {
+	d.t.Helper()
 	body := fmt.Sprintf(`{"service":"api","user_id":%q,"rate":%d,"capacity":%d}`, user, rate, capacity)
 	resp, err := http.Post(d.url+"/check", "application/json", strings.NewReader(body))
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	var a struct{ Allowed bool }
 	if err := json.NewDecoder(resp.Body).Decode(&a); err != nil || resp.StatusCode != http.StatusOK {
 		d.t.Fatalf("POST %s = %d, %v", body, resp.StatusCode, err)
 	}
-	return a.Allowed
+	return a
+}
+
+// logged waits until the log has a line that matches, and returns its groups.
+func (d *daemon) logged(pattern string) []string {
+	d.t.Helper()
+	re := regexp.MustCompile(pattern)
+	for range 2000 {
+		if m := re.FindStringSubmatch(d.log.String()); m != nil {
+			return m
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	d.t.Fatalf("no line %s in the log:\n%s", pattern, d.log)
+	return nil
 }
 
 // lease makes requests until tokens for user u1 are out as a lease, and returns
@@ -205,21 +232,83 @@ func TestServeWithoutRedisAtTheEnd(t *testing.T) {
 	for _, policy := range []string{"deny", "allow"} {
 		t.Run(policy, func(t *testing.T) {
 			m := miniredis.RunT(t)
-			d := startServe(t, openRedis, "--redis", "redis://"+m.Addr(), "--on-store-failure", policy, "--lease-period", "10s")
+			d := startServe(t, openRedis, "--redis", "redis://"+m.Addr(), "--on-failure", policy, "--lease-period", "10s")
 			rdb := redis.NewClient(redistest.Options(m.Addr()))
 			defer rdb.Close()
 			d.lease(lua.NewStore(rdb, lua.Options{}))
 			m.Close()
-			if got := d.check("u2", 10, 1000); got != (policy == "allow") {
-				t.Errorf("without Redis: allowed = %v; want %s", got, policy)
+			if got := d.ask("u2", 10, 1000); got.Allowed != (policy == "allow") || got.Source != "policy" {
+				t.Errorf("without Redis: %+v; want %s by policy", got, policy)
 			}
 			if err := d.end(); err != nil {
 				t.Errorf("serve = %v; want nil, Redis forgets leases by itself", err)
 			}
-			if log := d.log.String(); strings.Count(log, "level=WARN") != 1 || !strings.Contains(log, "did not take all tokens back") {
+			log := d.log.String()
+			if strings.Count(log, "level=WARN") != 2 || !strings.Contains(log, "did not take all tokens back") {
 				t.Errorf("want a warning that tokens did not go back:\n%s", log)
 			}
+			// Also when it ends before the counters are looked at.
+			want := map[string]string{"deny": "Redis does not answer: denying requests", "allow": "Redis does not answer: admitting requests without limit"}
+			if !strings.Contains(log, want[policy]) || !strings.Contains(log, "on_failure="+policy) {
+				t.Errorf("want %q:\n%s", want[policy], log)
+			}
 		})
+	}
+}
+
+func TestServeWhileRedisIsDown(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	d := startServe(t, openRedis, "--redis", s.URL(), "--min-nodes", "4", "--start", "full", "--split", "equal", "--heartbeat", "200ms")
+	if got := d.ask("u1", 1, 8); !got.Allowed || got.Source != "store" {
+		t.Errorf("with Redis: %+v; want admitted by the store", got)
+	}
+
+	s.Kill()
+	admitted := 0
+	for range 10 {
+		got := d.ask("u2", 1, 8)
+		if got.Source != "local" {
+			t.Errorf("without Redis: %+v; want it decided locally", got)
+		}
+		if got.Allowed {
+			admitted++
+		}
+	}
+	if admitted != 2 {
+		t.Errorf("without Redis: %d admitted; want this node's share, a quarter of 8", admitted)
+	}
+	d.logged(`level=WARN msg="Redis does not answer: limiting with this node's share" redis=\S+ nodes=4 on_failure=degrade start=full split=equal\n`)
+	if strings.Contains(d.log.String(), "answers again") {
+		t.Errorf("Redis does not answer yet:\n%s", d.log)
+	}
+
+	s.Restart(t)
+	// Nothing has to be asked for that to be noticed, nor to be charged.
+	m := d.logged(`level=INFO msg="Redis answers again" redis=\S+ degraded_seconds=([\d.]+) admitted=(\d+) debt_charged=(\d+) debt_forgiven=(\d+) debt_owed=(\d+)\n`)
+	n := make([]int, len(m))
+	for i := 2; i < len(m); i++ {
+		n[i], _ = strconv.Atoi(m[i])
+	}
+	// On a slow machine the share is refilled meanwhile, and that is forgiven.
+	if m[1] == "0" || n[2] != 2 || n[3]+n[4]+n[5] != 2 || n[4] == 2 {
+		t.Errorf("%q; want some degraded seconds, and 2 that were admitted to be charged", m)
+	}
+	source := ""
+	for range 1000 { // more and more of the calls go to Redis within a second
+		if source = d.ask("u3", 1000, 100000).Source; source == "store" {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if source != "store" {
+		t.Errorf("with Redis again: decided by %s; want store", source)
+	}
+	if err := d.end(); err != nil {
+		t.Errorf("serve = %v; want nil", err)
+	}
+	if log := d.log.String(); strings.Count(log, "does not answer") != 1 || strings.Count(log, "answers again") != 1 {
+		t.Errorf("want each transition once:\n%s", log)
 	}
 }
 

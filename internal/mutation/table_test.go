@@ -217,17 +217,17 @@ var mutations = []mutation{
 	},
 	{
 		"fallback: no debt", "fallback/settle.go",
-		"\tcall.Debt += sh.debt\n", "",
+		"\tcall.Debt += sh.charging\n", "",
 		"fallback", "^TestScenario30_Flapping$",
 	},
 	{
-		"fallback: the debt is all that was admitted", "fallback/settle.go",
-		"min(sh.admitted, sh.deficit(now))", "sh.admitted",
+		"fallback: the debt is all that was admitted", "fallback/share.go",
+		"over := sh.admitted - sh.deficit(until); over > 0", "over := sh.admitted - sh.deficit(until); false",
 		"fallback", "^TestScenario32_LongOutage$",
 	},
 	{
-		"fallback: the debt is all that the share lacks", "fallback/settle.go",
-		"min(sh.admitted, sh.deficit(now))", "sh.deficit(now)",
+		"fallback: the debt is all that the share lacks", "fallback/share.go",
+		"over := sh.admitted - sh.deficit(until); over > 0", "over := sh.admitted - sh.deficit(until); over != 0",
 		"fallback", "^TestScenario30_Flapping$|^TestDebts$|^TestRefundInAnOutage$",
 	},
 	{

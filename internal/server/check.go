@@ -34,7 +34,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request) {
 	}
 	// Nothing is checked twice: the limiter refuses what is out of range, and
 	// has the limit of the last request of a key at hand.
-	limit := hybrid.Limit{Rate: req.rate, Burst: req.capacity}
+	limit := hybrid.Limit{Rate: req.rate, Burst: req.capacity, OnFailure: s.opts.OnFailure}
 	d, err := s.limiter.AllowLimit(r.Context(), Key(req.service, req.userID), limit, req.cost)
 	if err != nil {
 		write(w, problemOf(err))

@@ -156,7 +156,7 @@ func TestCheckWithoutRedis(t *testing.T) {
 		allowed bool
 		status  int // with status=true
 	}{{hybrid.Deny, false, 503}, {hybrid.Allow, true, 200}} {
-		s := newService(t, hybrid.Options{OnStoreFailure: c.policy})
+		s := newServiceOf(t, hybrid.Options{}, server.Options{OnFailure: c.policy})
 		s.redis.Close()
 		if d := s.check(body(2, 3, 1)); *d.Allowed != c.allowed || d.Source != "policy" {
 			t.Errorf("policy %v: %+v; want allowed %v by policy", c.policy, d, c.allowed)

@@ -28,8 +28,11 @@
 //	retry_after_ms     after a denial, how long until the same request would be
 //	                   admitted if nobody else asks, rounded up; 0 when allowed,
 //	                   -1 when it never will be (a rate or capacity of 0)
-//	source             what decided: lease, store, memory, limit, local, or
-//	                   policy, which is not the limit but Redis not answering
+//	source             what decided: lease, store, memory, limit, local or
+//	                   policy. The last two mean that Redis does not answer:
+//	                   local is this node's share of the limit, and remaining
+//	                   and retry_after_ms are the share's; policy is
+//	                   Options.OnFailure, whatever the limit
 //
 // With ?status=true the status tells the decision too: 429 for a denial, with a
 // Retry-After of at least one second unless the request can never be admitted,
@@ -84,6 +87,9 @@ type Options struct {
 	// DrainTimeout is how long Serve waits for requests that have begun when
 	// its context ends. Those that take longer are cut off. Default 10s.
 	DrainTimeout time.Duration
+	// OnFailure decides requests while Redis does not answer. Default
+	// hybrid.Degrade.
+	OnFailure hybrid.Policy
 	// Log gets the troubles of the HTTP server itself: a panic, or no file
 	// descriptor for the next connection. Nothing is logged per request.
 	// Default nil: nothing at all is logged.

@@ -41,6 +41,11 @@ type service struct {
 
 func newService(t testing.TB, opts hybrid.Options) *service {
 	t.Helper()
+	return newServiceOf(t, opts, server.Options{})
+}
+
+func newServiceOf(t testing.TB, opts hybrid.Options, own server.Options) *service {
+	t.Helper()
 	m := miniredis.RunT(t)
 	o := redistest.Options(m.Addr())
 	// Only opts.RedisTimeout decides that Redis does not answer.
@@ -55,7 +60,7 @@ func newService(t testing.TB, opts hybrid.Options) *service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { limiter.Close(context.Background()) })
-	s := &service{t: t, limiter: limiter, server: server.New(limiter, server.Options{}), redis: m, now: time.Now()}
+	s := &service{t: t, limiter: limiter, server: server.New(limiter, own), redis: m, now: time.Now()}
 	s.pass(0)
 	return s
 }

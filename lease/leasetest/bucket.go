@@ -123,7 +123,7 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 	g.ResetAfter = micros(b.refillTime(b.burst*b.perUS - b.units))
 	g.Outstanding = b.out0 + b.out1
 	g.Active = max(1, b.act0, b.act1)
-	g.Demand = max(b.dem0, b.dem1)
+	g.Demand = b.dem1
 	if b.version != call.Version || b.burst != call.Limit.Burst || b.count != count || b.perUS != perUS {
 		g.Newer, g.Limit, g.Version, g.Count, g.PerUS = true, b.limit, b.version, b.count, b.perUS
 	}
