@@ -124,16 +124,17 @@ func (t *ticket) close(s *Store) {
 	if t.err == nil || errors.Is(t.err, errNeutral) || t.life != t.shard.life.Load() {
 		return
 	}
-	s.fail(t.shard)
+	s.fail(t.shard, t.err)
 }
 
-// fail takes sh down and has it probed until it is up again.
-func (s *Store) fail(sh *shard) {
+// fail takes sh down, for err, and has it probed until it is up again.
+func (s *Store) fail(sh *shard, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || !sh.down.CompareAndSwap(false, true) {
 		return
 	}
+	s.cause = err
 	sh.life.Add(1)
 	sh.failed.Store(int64(time.Since(s.base)))
 	if s.down == 0 {

@@ -13,6 +13,8 @@ type Stats struct {
 	// Degraded is whether some server of the primary is not asked now: from its
 	// first failure, before its breaker opens, until a probe was answered.
 	Degraded bool
+	// Cause is the failure for which a server was last taken down; nil if none was.
+	Cause error
 	// Shards is how many servers were met so far, Down how many are not asked.
 	Shards, Down int
 	// Nodes is how many nodes share the limits.
@@ -57,7 +59,7 @@ func (s *Store) Stats() Stats {
 	})
 	st.State, st.Degraded = worst.String(), st.Down > 0
 	s.mu.Lock()
-	st.DegradedFor = s.downFor
+	st.DegradedFor, st.Cause = s.downFor, s.cause
 	if s.down > 0 {
 		st.DegradedFor += time.Since(s.downSince)
 	}

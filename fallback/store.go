@@ -28,6 +28,7 @@ type Store struct {
 	down      int // shards that are down
 	downSince time.Time
 	downFor   time.Duration
+	cause     error // of the last one that went down
 	closed    bool
 
 	stepped    bool

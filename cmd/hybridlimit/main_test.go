@@ -57,7 +57,7 @@ func TestRun(t *testing.T) {
 		{"serve --listen 127.0.0.1:0 --lease-period 1ms", 2, "", "want 2ms to 1h"},
 		{"serve --listen 127.0.0.1:0 --redis-timeout 2m", 2, "", "want 1ms to 1m"},
 		{"serve --listen 127.0.0.1:0 --redis localhost:6379", 2, "", "--redis is not a URL of Redis"},
-		{"serve --listen 127.0.0.1:0 --redis redis://127.0.0.1:1", 1, "", "hybridlimit: redis at 127.0.0.1:1: "},
+		{"demo --for 1s --redis redis://127.0.0.1:1", 1, "", "hybridlimit: redis at 127.0.0.1:1: "},
 		{"serve --listen 127.0.0.1:99999", 1, "", "hybridlimit: --listen: "},
 		{"inspect", 2, "", "want one argument, KEY"},
 		{"demo --for 0s", 2, "", "--for = 0s: want 100ms to 1h"},

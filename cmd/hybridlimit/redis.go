@@ -50,9 +50,47 @@ func openRedis(ctx context.Context, rawURL string) (rdb redis.UniversalClient, e
 	// A user without the right to PING is a user who was let in.
 	if err := rdb.Ping(ctx).Err(); err != nil && !redis.HasErrorPrefix(err, "NOPERM") {
 		_ = rdb.Close() // what PING said is the reason
-		return nil, false, nil, target.scrub(fmt.Errorf("redis at %s: %w", target.addrs, err))
+		scrubbed := target.scrub(fmt.Errorf("redis at %s: %w", target.addrs, err))
+		if mayRecover(err) {
+			scrubbed = &unansweredError{scrubbed}
+		}
+		return nil, false, nil, scrubbed
 	}
 	return rdb, false, func() { _ = rdb.Close() }, nil
+}
+
+// unansweredError is a Redis that did not answer, and may yet.
+type unansweredError struct{ error }
+
+func (e *unansweredError) Unwrap() error { return e.error }
+
+// mayRecover reports whether err is no answer, or that of a server that is not
+// ready; a wrong password stays wrong.
+func mayRecover(err error) bool {
+	var reply redis.Error
+	if !errors.As(err, &reply) {
+		return true
+	}
+	for _, code := range []string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
+		if redis.HasErrorPrefix(err, code) {
+			return true
+		}
+	}
+	return false
+}
+
+// openRedisLater is openRedis for a service that starts without Redis, too: with
+// an *unansweredError there is a client all the same.
+func openRedisLater(ctx context.Context, rawURL string) (rdb redis.UniversalClient, embedded bool, closeRedis func(), err error) {
+	rdb, embedded, closeRedis, err = openRedis(ctx, rawURL)
+	if _, ok := errors.AsType[*unansweredError](err); !ok {
+		return rdb, embedded, closeRedis, err
+	}
+	rdb, _, bad := newClient(rawURL)
+	if bad != nil {
+		return nil, false, nil, bad
+	}
+	return rdb, false, func() { _ = rdb.Close() }, err
 }
 
 // embeddedRedis starts a Redis that is reached through memory: it opens no port

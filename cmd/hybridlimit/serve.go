@@ -22,10 +22,10 @@ import (
 // service managers wait before they kill.
 const returnTimeout = 5 * time.Second
 
-// opener is openRedis, or a test's.
+// opener is openRedisLater, or a test's.
 type opener func(ctx context.Context, url string) (redis.UniversalClient, bool, func(), error)
 
-func newServeCmd() *cobra.Command { return serveCmd(openRedis) }
+func newServeCmd() *cobra.Command { return serveCmd(openRedisLater) }
 
 func serveCmd(open opener) *cobra.Command {
 	var f serveFlags
@@ -49,7 +49,7 @@ environment variable ` + redisEnv + `, where --redis has its default from.
 While Redis does not answer, each node goes on with its share of the limits: 1/n,
 n being --min-nodes or as many as were alive in Redis in the last five minutes.
 Redis is charged with what that admits as soon as it answers again. Both are
-logged, and nothing is logged per request.
+logged, and nothing is logged per request. It may start without Redis, too.
 
 SIGTERM or SIGINT ends it: it stops accepting, answers the requests that have
 begun, and returns unused tokens to Redis.`,
@@ -100,7 +100,9 @@ func (f *serveFlags) run(cmd *cobra.Command, open opener) error {
 	}
 	defer l.Close() // twice when all goes well, which does no harm
 	rdb, embedded, closeRedis, err := open(ctx, redisURL(cmd, f.url))
-	if err != nil {
+	if late, ok := errors.AsType[*unansweredError](err); ok {
+		log.Warn("starting without Redis: it does not answer yet", "on_failure", f.policy.String(), "min_nodes", f.opts.MinNodes, "err", late)
+	} else if err != nil {
 		return err
 	}
 	defer closeRedis()

@@ -278,7 +278,7 @@ func TestServeWhileRedisIsDown(t *testing.T) {
 	if admitted != 2 {
 		t.Errorf("without Redis: %d admitted; want this node's share, a quarter of 8", admitted)
 	}
-	d.logged(`level=WARN msg="Redis does not answer: limiting with this node's share" redis=\S+ nodes=4 on_failure=degrade start=full split=equal\n`)
+	d.logged(`level=WARN msg="Redis does not answer: limiting with this node's share" redis=\S+ nodes=4 on_failure=degrade cause="lease: .*" start=full split=equal\n`)
 	if strings.Contains(d.log.String(), "answers again") {
 		t.Errorf("Redis does not answer yet:\n%s", d.log)
 	}
@@ -320,5 +320,22 @@ func TestServePortInUse(t *testing.T) {
 	defer l.Close()
 	if code, _, stderr := execute(t, "serve", "--listen", l.Addr().String()); code != 1 || !strings.Contains(stderr, "in use") {
 		t.Errorf("exit code %d, %s; want 1 and that the port is in use", code, stderr)
+	}
+}
+
+// A service that starts while Redis is down decides all the same, and finds Redis
+// when it is there.
+func TestServeStartsWithoutRedis(t *testing.T) {
+	s := redistest.Start(t)
+	s.Kill()
+	d := startServe(t, openRedisLater, "--redis", "redis://"+s.Addr()+"/0", "--min-nodes", "4", "--start", "full")
+	if got := d.ask("u1", 1, 8); got.Source != "local" || !got.Allowed {
+		t.Errorf("without Redis: %+v; want it admitted locally", got)
+	}
+	d.logged(`level=WARN msg="starting without Redis: it does not answer yet" on_failure=degrade min_nodes=4 err=.*\n`)
+	s.Restart(t)
+	d.logged(`level=INFO msg="Redis answers again".*\n`)
+	if err := d.end(); err != nil {
+		t.Errorf("serve = %v; want nil", err)
 	}
 }

@@ -57,6 +57,9 @@ func (w *watch) wentDown(now fallback.Stats) {
 	if now.Shards > 1 {
 		args = append(args, "servers_down", now.Down, "servers", now.Shards)
 	}
+	if now.Cause != nil {
+		args = append(args, "cause", now.Cause.Error())
+	}
 	switch w.flags.policy {
 	case hybrid.Allow:
 		w.log.Warn("Redis does not answer: admitting requests without limit", args...)
