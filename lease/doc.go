@@ -91,6 +91,7 @@
 //
 //	the store loses a key (eviction, FLUSHALL, a fail-over)   ≤ burst, each time
 //	the store's clock jumps ahead by j                        ≤ min(burst, rate·j) + Ô
+//	Cache.Reset fills the bucket                              ≤ burst, each time
 //	a limit is lowered to (burst', rate') at x                burst' + rate'·t + Ô(x) in all
 //	an admitted request is refunded though it ran             what was refunded
 //	the machine sleeps between ticks of the watchdog (1 ms)   the leases of that node

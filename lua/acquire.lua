@@ -90,9 +90,9 @@ for i = 1, #KEYS do
 
   -- 1. Time, with the outstanding tokens as they were: refill before reports.
   if now < at then
-    at = now
+    at = now -- and the epoch must not come a second time while reports of it may
     local e = floor(now / ttl)
-    if e ~= epoch then
+    if e < epoch - 4 then
       epoch, out0, out1 = e, out0 + out1, 0
       act0, act1, dem0, dem1 = max(act0, act1), 0, max(dem0, dem1), 0
     end

@@ -160,7 +160,7 @@ func (s State) AsOf(now time.Time) State {
 	}
 	if t < at {
 		// The clock went back: nothing is refilled, and no lease is forgotten.
-		if e := math.Floor(t / ttl); e != epoch {
+		if e := math.Floor(t / ttl); e < epoch-4 {
 			epoch = e
 			s.Outstanding = [2]int64{s.Outstanding[0] + s.Outstanding[1], 0}
 			s.Active = [2]int64{max(s.Active[0], s.Active[1]), 0}

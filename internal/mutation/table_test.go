@@ -26,6 +26,16 @@ var mutations = []mutation{
 		"lease", "^TestStoreInMemory$",
 	},
 	{
+		"reference: an epoch comes a second time", "lease/leasetest/bucket.go",
+		"e < b.epoch-4 {", "e != b.epoch {",
+		"lease", "^TestStoreInMemory$",
+	},
+	{
+		"script: an epoch comes a second time", "lua/acquire.lua",
+		"if e < epoch - 4 then", "if e ~= epoch then",
+		"lua", "^TestStoreInProcess$",
+	},
+	{
 		"reference: a return stays outstanding", "lease/leasetest/bucket.go",
 		"\t\t*out -= returned\n", "",
 		"lease", "^TestStoreInMemory$",

@@ -146,10 +146,12 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 // epoch, when they can no longer be live on any node.
 func (b *Bucket) advance(now int64) {
 	if now < b.at {
-		// The clock went back: no refill, and the leases stay outstanding for
-		// two more epochs by the new clock.
+		// The clock went back: no refill, and the epoch stays until the clock has
+		// caught up. Were it to come again, a report of its first time would be taken
+		// off the leases of its second. After more than four epochs no report is
+		// left, and the leases stay outstanding for two more by the new clock.
 		b.at = now
-		if e := now / b.ttl; e != b.epoch {
+		if e := now / b.ttl; e < b.epoch-4 {
 			b.epoch = e
 			b.out0, b.out1 = b.out0+b.out1, 0
 			b.act0, b.act1 = max(b.act0, b.act1), 0

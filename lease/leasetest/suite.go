@@ -44,6 +44,7 @@ func TestStore(t *testing.T, b Backend) {
 		{"a lower limit with leases out", testLoweredLeases},
 		{"ttl", testTTL},
 		{"a clock that goes back", testClockBack},
+		{"a clock that goes back to the epoch before", testClockBackEpoch},
 		{"a clock that jumps ahead", testClockAhead},
 		{"a look changes nothing", testLook},
 		{"largest numbers", testLargest},

@@ -159,6 +159,29 @@ func testClockBack(s *subject) {
 	equal(s.t, "retry after, the clock gone back", s.call(lease.Call{Key: "other"}).RetryAfter, 10100*time.Millisecond)
 }
 
+// testClockBackEpoch steps back over the end of an epoch. Its number must not come
+// a second time while reports of the first may: what they tell would be taken off
+// leases that are still out.
+func testClockBackEpoch(s *subject) {
+	s.toEpoch()
+	s.after(s.ttl / 2)
+	a := s.lease(40, 40)
+	s.after(-s.ttl * 11 / 20) // into the epoch before
+	s.call(lease.Call{Need: 1, Bound: 1, Want: 1, LastEpoch: -1})
+	s.after(s.ttl * 19 / 20)
+	b := s.call(lease.Call{Want: 59, LastEpoch: -1, Share: lease.ShareNone})
+	if b.Tokens == 0 {
+		s.t.Fatalf("grant = %+v: want a second lease", b)
+	}
+	s.after(s.ttl / 20)
+	s.call(lease.Call{Reports: [2]lease.Report{{Epoch: a.Epoch, Spent: 40}}})
+	s.after(s.ttl * 17 / 20) // the second lease is live for another tenth
+	g := s.call(lease.Call{Want: 100, LastEpoch: -1, Share: lease.ShareNone})
+	if out := g.Outstanding; out < b.Tokens+g.Tokens {
+		s.t.Errorf("outstanding = %d with leases of %d and %d tokens live: want no less than both", out, b.Tokens, g.Tokens)
+	}
+}
+
 func testClockAhead(s *subject) {
 	s.take(100, true)
 	s.after(50 * 365 * 24 * time.Hour)
