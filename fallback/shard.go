@@ -47,7 +47,7 @@ type shard struct {
 	attended atomic.Int64
 	// failed is when a call failed last, in nanoseconds since Store.base.
 	failed atomic.Int64
-	ramp     atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
+	ramp   atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
 
 	mu        sync.Mutex
 	template  lease.Call // the call to probe with

@@ -67,8 +67,7 @@ func (e *unansweredError) Unwrap() error { return e.error }
 // mayRecover reports whether err is no answer, or that of a server that is not
 // ready; a wrong password stays wrong.
 func mayRecover(err error) bool {
-	var reply redis.Error
-	if !errors.As(err, &reply) {
+	if _, ok := errors.AsType[redis.Error](err); !ok {
 		return true
 	}
 	for _, code := range []string{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"} {
