@@ -303,6 +303,9 @@ func (h *holding) finish(c *Cache, sent, now int64, call *Call, answer *Answer) 
 	if answer.Err != nil && answer.Grant.Source == SourceNone {
 		h.failLocked(c, now, aboard)
 	} else {
+		if answer.Err != nil {
+			c.counts.failed.Add(int64(aboard.len))
+		}
 		h.applyLocked(c, sent, now, call, &answer.Grant, aboard)
 	}
 	h.reporting = [2]tally{}

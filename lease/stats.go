@@ -28,7 +28,7 @@ type Stats struct {
 	NotExecuted int64 // calls the store certainly did not carry out
 	Unknown     int64 // calls whose outcome is unknown
 	Denied      int64 // requests refused
-	Failed      int64 // requests that the store did not decide in time
+	Failed      int64 // requests that had to ask the store, and were decided without it
 	Keys        int64 // keys held
 	Evicted     int64 // keys evicted to make room
 	Suspended   int64 // times the machine slept, and all leases were dropped
