@@ -10,9 +10,9 @@ import (
 type recovery struct {
 	shard *shard
 	stage stage
-	pause time.Duration // before the next probe
-	life  int64         // of the shard, once it is up: another one has its own recovery
-	due   time.Time     // in a Stepped store
+	life  int64     // of the shard, once it is up: another one has its own recovery
+	looks int       // at the shard, since it was up
+	due   time.Time // in a Stepped store
 }
 
 // unattended is no shard's life.
@@ -29,16 +29,16 @@ func (s *Store) attend(sh *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
-		s.begin(&recovery{shard: sh, stage: charging, life: life})
+		s.begin(&recovery{shard: sh, stage: watching, life: life})
 	}
 }
 
 type stage uint8
 
 const (
-	probing stage = iota
-	charging
-	sweeping
+	waiting stage = iota
+	probing
+	watching
 )
 
 // begin starts a recovery. Holds s.mu.
@@ -61,35 +61,37 @@ func (s *Store) begin(r *recovery) {
 // step does what comes next, and returns how long to wait before the step after
 // it; more is false when nothing is left.
 func (r *recovery) step(s *Store) (wait time.Duration, more bool) {
-	if r.stage != probing && r.shard.life.Load() != r.life {
+	sh := r.shard
+	switch {
+	case r.stage == waiting:
+		r.stage = probing
+		return s.jitter(sh.pause), true
+	case r.stage == probing && !s.probe(sh):
+		wait = s.jitter(sh.pause)
+		sh.pause = min(2*sh.pause, s.opts.Backoff)
+		return wait, true
+	case r.stage == probing:
+		r.life, r.stage = s.up(sh), watching
+		return 0, true
+	case sh.life.Load() != r.life:
 		return 0, false
 	}
-	switch r.stage {
-	case probing:
-		if !s.probe(r.shard) {
-			wait = time.Duration(float64(r.pause)*(1+s.random()/2)) + time.Millisecond
-			r.pause = min(2*r.pause, s.opts.Backoff)
-			return wait, true
-		}
-		r.life = s.up(r.shard)
-		r.stage = charging
-		return 0, true
-	case charging:
-		start := time.Now()
-		if s.shares.owing() && s.charge(s.alive, r.shard) {
-			return max(time.Millisecond, chargeRest*time.Since(start)), true
-		}
-		r.stage = sweeping
-		return sweepEvery, true
-	default:
-		s.shares.sweep(time.Now())
-		if s.shares.len() > 0 {
-			r.stage = charging // of what was admitted meanwhile
-			return sweepEvery, true
-		}
-		r.shard.attended.CompareAndSwap(r.life, unattended)
-		return 0, s.shares.len() > 0 && r.shard.attended.CompareAndSwap(unattended, r.life)
+	if took, more := s.charge(s.alive, sh); more {
+		return max(time.Millisecond, chargeRest*took), true
 	}
+	if r.looks++; r.looks%sweepEvery == 0 {
+		s.shares.sweep(time.Now())
+	}
+	if s.shares.len() > 0 {
+		return watchEvery, true
+	}
+	sh.attended.CompareAndSwap(r.life, unattended)
+	return 0, s.shares.len() > 0 && sh.attended.CompareAndSwap(unattended, r.life)
+}
+
+// jitter returns pause and up to half of it more.
+func (s *Store) jitter(pause time.Duration) time.Duration {
+	return time.Duration(float64(pause)*(1+s.random()/2)) + time.Millisecond
 }
 
 // sleep waits for d; ok is false if the Store was closed meanwhile.

@@ -14,9 +14,11 @@ const (
 	// chargeRest is how long to rest after such a call, in its own duration: a
 	// thousand nodes come back at once.
 	chargeRest = 10
-	// sweepEvery is how often shares that have nothing to remember are dropped
-	// once the primary is back.
-	sweepEvery = 10 * time.Second
+	// watchEvery is how often a server that is back is looked after as long as
+	// there are shares, and every sweepEvery-th time those go that have nothing to
+	// remember.
+	watchEvery = time.Second
+	sweepEvery = 10
 )
 
 // owe adds to a call that goes to the primary what its share owes, and returns
@@ -35,7 +37,7 @@ func (s *Store) owe(call *lease.Call, now time.Time) *share {
 	if sh.outage {
 		call.Hint = hint
 	}
-	sh.forgive(s, s.idleUntil(s.shardOf(call.Key)))
+	sh.forgive(s, s.shardOf(call.Key))
 	now = sh.pass(s, now)
 	sh.report(s, call.Own)
 	sh.fit(now)
@@ -43,27 +45,40 @@ func (s *Store) owe(call *lease.Call, now time.Time) *share {
 	if sh.charging > 0 {
 		return nil // somebody else is at it
 	}
-	sh.charging = sh.admitted
+	sh.firm, sh.idle = sh.firm+sh.idle, 0
+	sh.charging = sh.firm
 	call.Debt += sh.charging
 	return sh
 }
 
 // settled takes in what became of the call that owe prepared. A debt of which
-// nobody knows whether it was charged is owed on: twice is on the safe side.
+// nobody knows whether it was charged is owed on: twice is on the safe side. One
+// that the store rejects can never be charged.
 func (s *Store) settled(sh *share, err error) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if err == nil {
-		sh.admitted -= sh.charging
+	rejected := errors.Is(err, lease.ErrRejected)
+	if err == nil || rejected {
+		sh.firm -= sh.charging
+		s.shares.owed.Add(-sh.charging)
+	}
+	switch {
+	case err == nil:
 		s.counts.charged.Add(sh.charging)
 		sh.outage = false
+	case rejected:
+		s.shares.lost.Add(sh.charging)
 	}
 	sh.charging = 0
 }
 
-// charge makes one call for debts to the server of sh, or to any if it is nil.
-// It reports whether there may be more to charge.
-func (s *Store) charge(ctx context.Context, sh *shard) (more bool) {
+// charge makes one call for debts to the server of sh, or to any if it is nil. It
+// returns how long that took; more is false if there is nothing to charge now, or
+// no answer.
+func (s *Store) charge(ctx context.Context, sh *shard) (took time.Duration, more bool) {
+	if s.shares.owed.Load() == 0 {
+		return 0, false
+	}
 	var (
 		calls []lease.Call
 		owing []*share
@@ -75,19 +90,20 @@ func (s *Store) charge(ctx context.Context, sh *shard) (more bool) {
 		}
 	}
 	if len(calls) == 0 {
-		return false
+		return 0, false
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	defer cancel()
+	start := time.Now()
 	answers := s.primary.Acquire(ctx, calls)
-	more = true
+	took = time.Since(start)
 	for i, owes := range owing {
 		err := errors.New("fallback: no answer")
 		if i < len(answers) {
 			err = answers[i].Err
 		}
 		s.settled(owes, err)
-		more = more && err == nil
+		more = more || err == nil || errors.Is(err, lease.ErrRejected)
 	}
-	return more
+	return took, more
 }

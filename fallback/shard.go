@@ -49,6 +49,9 @@ type shard struct {
 	failed atomic.Int64
 	ramp   atomic.Int64 // when the breaker closed, in nanoseconds since Store.base; 0: long ago
 
+	pause time.Duration // before the next probe; the recovery's alone
+	upAt  time.Time     // when it was last up; guarded by Store.mu
+
 	mu        sync.Mutex
 	template  lease.Call // the call to probe with
 	seen      time.Time  // when it was made
@@ -97,7 +100,7 @@ type ticket struct {
 // asks reports whether a call may go to the server now. Those that ask for no
 // tokens are no part of the ramp: nothing can stand in for them.
 func (sh *shard) asks(s *Store, call *lease.Call, now time.Time) bool {
-	if sh.down.Load() {
+	if sh.down.Load() || s.alive.Err() != nil {
 		return false
 	}
 	from := sh.ramp.Load()
@@ -120,8 +123,11 @@ func (sh *shard) open() (t ticket, ok bool) {
 
 // close judges the server by what became of the ticket's calls.
 func (t *ticket) close(s *Store) {
+	if t.err != nil && t.life != t.shard.life.Load() {
+		t.err = errNeutral // of an earlier life
+	}
 	t.done(t.err)
-	if t.err == nil || errors.Is(t.err, errNeutral) || t.life != t.shard.life.Load() {
+	if t.err == nil || errors.Is(t.err, errNeutral) {
 		return
 	}
 	s.fail(t.shard, t.err)
@@ -141,7 +147,14 @@ func (s *Store) fail(sh *shard, err error) {
 		s.downSince = time.Now()
 	}
 	s.down++
-	s.begin(&recovery{shard: sh, pause: firstBackoff})
+	r := &recovery{shard: sh, stage: probing}
+	if sh.pause > 0 && time.Since(sh.upAt) < s.opts.Ramp {
+		// Probes are answered and calls are not: go on from where it was.
+		r.stage, sh.pause = waiting, min(2*sh.pause, s.opts.Backoff)
+	} else {
+		sh.pause = firstBackoff
+	}
+	s.begin(r)
 }
 
 // up puts sh into use again, little by little if its breaker was open, and
@@ -151,6 +164,11 @@ func (s *Store) up(sh *shard) (life int64) {
 	defer s.mu.Unlock()
 	if s.down--; s.down == 0 {
 		s.downFor += time.Since(s.downSince)
+		s.shares.forgot.Store(false)
+	}
+	sh.upAt = time.Now()
+	if sh.pause > firstBackoff {
+		sh.ramp.Store(max(1, int64(time.Since(s.base))))
 	}
 	sh.mu.Lock()
 	sh.slow = 0
@@ -204,9 +222,9 @@ func (s *Store) probe(sh *shard) bool {
 	return t.err == nil
 }
 
-// idleUntil returns until when at least nobody, as far as this node knows, used
-// sh's server.
-func (s *Store) idleUntil(sh *shard) time.Time { return s.base.Add(time.Duration(sh.failed.Load())) }
+// failedAt returns when sh's server last failed to answer. As far as this node
+// knows nobody used it in this life up to then.
+func (s *Store) failedAt(sh *shard) time.Time { return s.base.Add(time.Duration(sh.failed.Load())) }
 
 // bare returns what call says about its key, without what it asks or tells.
 func bare(call *lease.Call) lease.Call {

@@ -49,8 +49,12 @@ type share struct {
 	since       time.Time // and first used then
 	part, prior float64   // of the demand, before that: known, and not known
 
-	admitted int64 // tokens that the primary is still to be charged with
-	charging int64 // of those, in a call under way
+	// What the primary is still to be charged with, in tokens: firm, and idle,
+	// which was admitted in this life of the server, down and used by nobody, and
+	// may yet be forgiven.
+	firm, idle int64
+	life       int64 // of the server: that of idle
+	charging   int64 // of firm, in a call under way
 
 	at           time.Time  // of the latest use: time never goes back
 	hint         lease.Hint // as of then
@@ -70,19 +74,51 @@ func (sh *share) pass(s *Store, now time.Time) time.Time {
 }
 
 // forgive drops what need not be charged. Had one bucket admitted it all, it would
-// lack at until what the shares' buckets lack then; so the store's, idle up to
-// then, is to be charged with no more than that. Once the store is asked again
-// others use it, and nothing is forgiven.
-func (sh *share) forgive(s *Store, until time.Time) {
-	if !until.After(sh.at) || sh.charging > 0 {
-		return
+// lack what the shares' buckets lack when the server failed to answer for the last
+// time; so the store's, idle up to then, is to be charged with no more than that.
+// Once the server is up others use it, and nothing is forgiven any more.
+func (sh *share) forgive(s *Store, server *shard) {
+	life := server.life.Load()
+	// A life later than the next began with a failure of which it is not known how
+	// much use came before it.
+	if until := s.failedAt(server); life <= sh.life+1 && until.After(sh.at) {
+		sh.pass(s, until)
+		if over := sh.idle - sh.deficit(until); over > 0 {
+			sh.idle -= over
+			s.shares.owed.Add(-over)
+			s.counts.forgiven.Add(over)
+		}
 	}
-	sh.pass(s, until)
-	if over := sh.admitted - sh.deficit(until); over > 0 {
-		sh.admitted -= over
-		s.counts.forgiven.Add(over)
+	if life != sh.life {
+		sh.firm, sh.idle, sh.life = sh.firm+sh.idle, 0, life
 	}
 }
+
+// admit books n tokens that the primary is to be charged with.
+func (sh *share) admit(s *Store, server *shard, n int64) {
+	if server.down.Load() {
+		sh.idle += n
+	} else {
+		sh.firm += n
+	}
+	s.shares.owed.Add(n)
+	s.counts.admitted.Add(n)
+}
+
+// unadmit takes back as many of n tokens as the primary has not been charged with,
+// and returns how many.
+func (sh *share) unadmit(s *Store, n int64) int64 {
+	idle := min(n, sh.idle)
+	firm := min(n-idle, sh.firm-sh.charging)
+	sh.idle -= idle
+	sh.firm -= firm
+	s.shares.owed.Add(-idle - firm)
+	s.counts.returned.Add(idle + firm)
+	return idle + firm
+}
+
+// owes returns the tokens that the primary is still to be charged with.
+func (sh *share) owes() int64 { return sh.firm + sh.idle }
 
 // call is a call for the share's key that asks for nothing yet.
 func (sh *share) call() lease.Call {
@@ -113,7 +149,7 @@ func (s *Store) local(call *lease.Call, now time.Time, err error) lease.Answer {
 	if !server.down.Load() {
 		defer s.attend(server) // once it is known what is owed
 	}
-	return lease.Answer{Err: err, Grant: sh.grant(s, now, call)}
+	return lease.Answer{Err: err, Grant: sh.grant(s, now, server, call)}
 }
 
 // localTell carries out what needs no grant, as far as that is possible here: a
@@ -124,14 +160,13 @@ func (s *Store) localTell(call *lease.Call, now time.Time, err error) lease.Answ
 		return lease.Answer{Err: err}
 	}
 	defer sh.mu.Unlock()
-	if call.Reset || call.Refund > sh.admitted-sh.charging {
+	if call.Reset || call.Refund > sh.owes()-sh.charging {
 		return lease.Answer{Err: err}
 	}
 	// Not back into the share: the request may have been admitted by the store.
-	sh.admitted -= call.Refund
-	s.counts.returned.Add(call.Refund)
+	sh.unadmit(s, call.Refund)
 	look := bare(call)
-	return lease.Answer{Grant: sh.grant(s, now, &look)}
+	return lease.Answer{Grant: sh.grant(s, now, s.shardOf(call.Key), &look)}
 }
 
 // allow grants everything, uncounted.
@@ -158,8 +193,8 @@ func deny(call *lease.Call, retry time.Duration) lease.Grant {
 }
 
 // grant answers call. Holds mu, as all below.
-func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
-	now = sh.begin(s, now, call)
+func (sh *share) grant(s *Store, now time.Time, server *shard, call *lease.Call) lease.Grant {
+	now = sh.begin(s, now, server, call)
 	sh.report(s, call.Own)
 
 	g := lease.Grant{
@@ -173,8 +208,7 @@ func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
 			g.Bound = min(g.Tokens, call.Bound) / call.Need * call.Need
 		}
 		sh.take(now, g.Tokens, g.Tokens-g.Bound)
-		sh.admitted += g.Tokens
-		s.counts.admitted.Add(g.Tokens)
+		sh.admit(s, server, g.Tokens)
 	} else if call.Want > 0 {
 		s.counts.denied.Add(1)
 	}
@@ -190,12 +224,12 @@ func (sh *share) grant(s *Store, now time.Time, call *lease.Call) lease.Grant {
 
 // begin brings the share up to now: its part of the limit and, at the start of
 // an outage, its tokens. It returns the share's time.
-func (sh *share) begin(s *Store, now time.Time, call *lease.Call) time.Time {
+func (sh *share) begin(s *Store, now time.Time, server *shard, call *lease.Call) time.Time {
 	if sh.limiter != nil {
-		sh.forgive(s, s.idleUntil(s.shardOf(call.Key)))
+		sh.forgive(s, server)
 		now = sh.pass(s, now)
 	} else {
-		sh.at = now
+		sh.at, sh.life = now, server.life.Load()
 	}
 	sh.hint, sh.version, sh.count, sh.perUS = call.Hint, call.Version, call.Count, call.PerUS
 	fresh := sh.limiter == nil
@@ -248,6 +282,8 @@ func (sh *share) weigh(s *Store, now time.Time, call *lease.Call) float64 {
 func (sh *share) seed(s *Store, now time.Time, call *lease.Call, fresh bool) {
 	most := float64(sh.burst)
 	switch h := call.Hint; {
+	case fresh && s.shares.forgot.Load(): // maybe this one
+		most = 0
 	case h.Known:
 		room := float64(call.Limit.Burst)
 		if h.Age <= 2*call.TTL {
@@ -322,10 +358,7 @@ func (sh *share) report(s *Store, reports [2]lease.Report) {
 		returned := min(r.Returned, *out)
 		*out -= returned
 		sh.spare += returned
-		// What the primary has been charged with already is not given back.
-		back := min(returned, sh.admitted-sh.charging)
-		sh.admitted -= back
-		s.counts.returned.Add(back)
+		sh.unadmit(s, returned) // but for what the primary has been charged with
 	}
 	sh.spare = max(0, min(sh.spare, sh.burst-sh.out0-sh.out1))
 }
@@ -380,9 +413,9 @@ func (sh *share) deficit(now time.Time) int64 {
 	return max(0, int64(math.Ceil(float64(sh.burst)-sh.tokens(now))))
 }
 
-// idle reports whether the share has nothing to remember: a new one would be no
+// spent reports whether the share has nothing to remember: a new one would be no
 // fuller.
-func (sh *share) idle(now time.Time) bool {
-	return sh.admitted == 0 && sh.charging == 0 &&
+func (sh *share) spent(now time.Time) bool {
+	return sh.owes() == 0 && sh.charging == 0 &&
 		(sh.limiter == nil || sh.out0+sh.out1 == 0 && sh.deficit(now) == 0)
 }

@@ -44,7 +44,7 @@ func (s *Store) Stats() Stats {
 		State: gobreaker.StateClosed.String(), Nodes: max(1, s.opts.Nodes()),
 		Trips: c.trips.Load(), Probes: c.probes.Load(),
 		Admitted: c.admitted.Load() - c.returned.Load(), Denied: c.denied.Load(),
-		Charged: c.charged.Load(), Forgiven: c.forgiven.Load(), Owed: s.shares.owed(), Lost: s.shares.lost.Load(),
+		Charged: c.charged.Load(), Forgiven: c.forgiven.Load(), Owed: s.shares.owed.Load(), Lost: s.shares.lost.Load(),
 		Keys: s.shares.len(),
 	}
 	worst := gobreaker.StateClosed

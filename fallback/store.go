@@ -180,12 +180,14 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Unlock()
 	s.giveUp()
 	s.running.Wait()
-	for s.shares.owing() && ctx.Err() == nil {
-		if !s.charge(ctx, nil) {
-			break
+	s.shards.Range(func(_, v any) bool {
+		sh := v.(*shard)
+		for more := true; more && ctx.Err() == nil; {
+			_, more = s.charge(ctx, sh)
 		}
-	}
-	if owed := s.shares.owed(); owed > 0 {
+		return ctx.Err() == nil
+	})
+	if owed := s.shares.owed.Load(); owed > 0 {
 		return fmt.Errorf("fallback: %d tokens that were admitted without the store are not charged to it", owed)
 	}
 	return nil

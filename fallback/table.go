@@ -19,8 +19,13 @@ type table struct {
 	seed  maphash.Seed
 	most  int64
 	count atomic.Int64
+	owed  atomic.Int64 // by all shares
 	lost  atomic.Int64 // tokens owed by shares that had to go
-	parts [tableParts]part
+	// forgot is whether a share had to go in this outage that was not full: one
+	// that is made now may be the same, and starts empty.
+	forgot atomic.Bool
+	next   atomic.Int64 // the part to look for debts in next
+	parts  [tableParts]part
 }
 
 type part struct {
@@ -78,15 +83,16 @@ func (t *table) getOrAdd(key string, now time.Time) *share {
 // over its capacity, which is no harm.
 func (t *table) makeRoom(p *part, now time.Time) {
 	var victim *share
+	full := false
 	least, tries := int64(math.MaxInt64), 8
 	for _, sh := range p.shares { // in no order
 		if !sh.mu.TryLock() {
 			continue
 		}
-		idle, owed, busy := sh.idle(now), sh.admitted, sh.charging > 0
+		idle, owed, busy := sh.spent(now), sh.owes(), sh.charging > 0
 		sh.mu.Unlock()
 		if idle {
-			victim, least = sh, 0
+			victim, least, full = sh, 0, true
 			break
 		}
 		if !busy && owed < least {
@@ -97,6 +103,10 @@ func (t *table) makeRoom(p *part, now time.Time) {
 		}
 	}
 	if victim != nil {
+		if !full {
+			t.forgot.Store(true)
+		}
+		t.owed.Add(-least)
 		t.lost.Add(least)
 		delete(p.shares, victim.key)
 		t.count.Add(-1)
@@ -110,7 +120,7 @@ func (t *table) sweep(now time.Time) {
 		p.Lock()
 		for key, sh := range p.shares {
 			sh.mu.Lock()
-			idle := sh.idle(now)
+			idle := sh.spent(now)
 			sh.mu.Unlock()
 			if idle {
 				delete(p.shares, key)
@@ -121,42 +131,26 @@ func (t *table) sweep(now time.Time) {
 	}
 }
 
-// each calls f with every share, locked, until it returns false.
-func (t *table) each(f func(*share) bool) {
-	for i := range t.parts {
-		p := &t.parts[i]
+// debts returns a call for each of at most n shares that owe, of those wanted. It
+// looks where it stopped the last time, so that all have their turn.
+func (t *table) debts(n int, wanted func(key string) bool) (calls []lease.Call) {
+	for range tableParts {
+		p := &t.parts[uint64(t.next.Add(1))%tableParts]
 		p.Lock()
 		for _, sh := range p.shares {
-			sh.mu.Lock()
-			more := f(sh)
-			sh.mu.Unlock()
-			if !more {
-				p.Unlock()
-				return
+			if len(calls) == n {
+				break
 			}
+			sh.mu.Lock()
+			if sh.owes() > 0 && sh.charging == 0 && wanted(sh.key) {
+				calls = append(calls, sh.call())
+			}
+			sh.mu.Unlock()
 		}
 		p.Unlock()
-	}
-}
-
-// debts returns a call for each of at most n shares that owe, of those wanted.
-func (t *table) debts(n int, wanted func(key string) bool) (calls []lease.Call) {
-	t.each(func(sh *share) bool {
-		if sh.admitted > 0 && sh.charging == 0 && wanted(sh.key) {
-			calls = append(calls, sh.call())
+		if len(calls) == n {
+			break
 		}
-		return len(calls) < n
-	})
+	}
 	return calls
 }
-
-// owed returns the tokens that no primary has been charged with.
-func (t *table) owed() (tokens int64) {
-	t.each(func(sh *share) bool {
-		tokens += sh.admitted
-		return true
-	})
-	return tokens
-}
-
-func (t *table) owing() bool { return t.count.Load() > 0 && t.owed() > 0 }
