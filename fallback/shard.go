@@ -203,7 +203,6 @@ func (s *Store) probe(sh *shard) bool {
 	call.Need = call.Limit.Burst + 1
 	call.Want, call.Demand, call.Share = call.Need, 1, lease.ShareNone
 	s.counts.probes.Add(1)
-	wasOpen := sh.state.Load() != int32(gobreaker.StateClosed)
 	ctx, cancel := context.WithTimeout(s.alive, s.opts.Timeout)
 	defer cancel()
 	start := time.Now()
@@ -211,9 +210,6 @@ func (s *Store) probe(sh *shard) bool {
 	t.judge(ctx, s, start, answers)
 	if t.err == nil && time.Since(start) > s.opts.Period/2 {
 		t.err = errSlow
-	}
-	if t.err == nil && wasOpen {
-		sh.ramp.Store(max(1, int64(time.Since(s.base))))
 	}
 	t.done(t.err)
 	if t.err != nil {

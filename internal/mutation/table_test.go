@@ -232,22 +232,22 @@ var mutations = []mutation{
 	},
 	{
 		"fallback: the debt is all that was admitted", "fallback/share.go",
-		"over := sh.admitted - sh.deficit(until); over > 0", "over := sh.admitted - sh.deficit(until); false",
+		"over := sh.idle - sh.deficit(until); over > 0", "over := sh.idle - sh.deficit(until); false",
 		"fallback", "^TestScenario32_LongOutage$",
 	},
 	{
 		"fallback: the debt is all that the share lacks", "fallback/share.go",
-		"over := sh.admitted - sh.deficit(until); over > 0", "over := sh.admitted - sh.deficit(until); over != 0",
+		"over := sh.idle - sh.deficit(until); over > 0", "over := sh.idle - sh.deficit(until); over != 0",
 		"fallback", "^TestScenario30_Flapping$|^TestDebts$|^TestRefundInAnOutage$",
 	},
 	{
 		"fallback: a debt is forgotten when its call fails", "fallback/settle.go",
-		"\tif err == nil {\n\t\tsh.admitted", "\tif true {\n\t\tsh.admitted",
+		"if err == nil || rejected {", "if true {",
 		"fallback", "^TestDebts$",
 	},
 	{
 		"fallback: debts only with calls for the key", "fallback/recovery.go",
-		"if s.shares.owing() && s.charge", "if false && s.charge",
+		"; more {\n\t\treturn max(", "; more && false {\n\t\treturn max(",
 		"fallback", "^TestScenario33_Recovery$",
 	},
 	{
@@ -262,7 +262,7 @@ var mutations = []mutation{
 	},
 	{
 		"fallback: callers wait for the probe", "fallback/shard.go",
-		"\tif sh.down.Load() {\n\t\treturn false\n\t}\n", "",
+		"if sh.down.Load() || s.alive", "if s.alive",
 		"fallback", "^TestNobodyWaitsTwice$",
 	},
 	{
@@ -287,17 +287,17 @@ var mutations = []mutation{
 	},
 	{
 		"fallback: no ramp", "fallback/shard.go",
-		"\tif t.err == nil && wasOpen {", "\tif t.err == nil && wasOpen && false {",
+		"\tif sh.pause > firstBackoff {", "\tif false {",
 		"fallback", "^TestRamp$",
 	},
 	{
 		"fallback: no back-off", "fallback/recovery.go",
-		"r.pause = min(2*r.pause, s.opts.Backoff)", "r.pause = min(r.pause, s.opts.Backoff)",
+		"sh.pause = min(2*sh.pause, s.opts.Backoff)\n\t\treturn wait", "return wait",
 		"fallback", "^TestScenario54_HalfOpen$",
 	},
 	{
 		"fallback: late failures count", "fallback/shard.go",
-		" || t.life != t.shard.life.Load() {", " {",
+		"t.life != t.shard.life.Load() {", "false {",
 		"fallback", "^TestLateFailure$",
 	},
 	{
@@ -316,9 +316,25 @@ var mutations = []mutation{
 		"fallback", "^TestScenario42_OneAnHourInAnOutage$",
 	},
 	{
+		"fallback: what was admitted while the store was in use is forgiven", "fallback/share.go",
+		"life <= sh.life+1 && until", "until", "fallback", "^TestForgivenOnlyWhileIdle$",
+	},
+	{
+		"fallback: all of a debt may be forgiven", "fallback/share.go",
+		"\t} else {\n\t\tsh.firm += n\n", "\t} else {\n\t\tsh.idle += n\n", "fallback", "^TestForgivenOnlyWhileIdle$",
+	},
+	{
+		"fallback: shares that had to go come back full", "fallback/table.go",
+		"\t\t\tt.forgot.Store(true)\n", "", "fallback", "^TestEvictedSharesStartEmpty$",
+	},
+	{
+		"fallback: pauses start anew with each life", "fallback/shard.go",
+		"sh.pause > 0 && time.Since", "false && time.Since", "fallback", "^TestProbesPassCallsDoNot$",
+	},
+	{
 		"node: reports are lost while the store is down", "lease/refill.go",
 		"\tcase errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):\n\t\th.unreportLocked()\n", "\tcase errors.Is(err, ErrNotExecuted), errors.Is(err, ErrRejected):\n",
-		"fallback", "^TestReportsSurvive$",
+		"lease", "^TestReportsSurvive$",
 	},
 	{
 		"node: a refusal of the share is remembered for long", "lease/refill.go",
