@@ -16,8 +16,9 @@
 // A failure is an unknown outcome, a timeout, a refused connection, an error
 // reply by which the server says that it cannot (LOADING, READONLY, OOM, BUSY,
 // CLUSTERDOWN, …), or answers that take longer than half a lease period for a
-// second. A caller that gives up, a call that the server rejects and a lack of
-// connections on this node say nothing about the server.
+// second. A caller that gives up and a call that the server rejects say nothing
+// about the server. Nor does a lack of connections on this node, if the client says
+// so before the call's time is over; go-redis, with its usual PoolTimeout, does not.
 //
 // # What a share is
 //
@@ -26,7 +27,8 @@
 //
 //	rate   w·rate     burst   max(c, ⌊w·burst⌋)
 //
-// where w is the node's part of the limit and c the largest cost asked for. With
+// where w is the node's part of the limit and c the largest cost asked for in this
+// outage, admitted or not. With
 // SplitEqual w is 1/n, for n nodes. With SplitBlend it is
 //
 //	w = (1−β)/n + β·0.9·d,   β from ½ to 0 in a minute,   ¼/n ≤ w ≤ 4/n
@@ -60,8 +62,10 @@
 // store told this node last, a ago. Others may have taken tokens since: at most C,
 // and for a key in steady use what is granted in a lease period, about r·T. For a
 // key that the node never heard of it is a token (StartOne), 0 (StartEmpty) or
-// C/n (StartFull). U is what has not been charged yet, at most C; it is 0 when
-// all nodes are back, Options.Backoff and Options.Ramp after the store. With
+// C/n (StartFull). U is what has not been charged yet, at most C and what shares
+// admit after the store is back; it is 0 some seconds after all nodes are back,
+// Options.Backoff and Options.Ramp after the store. Debts are charged in batches, by
+// tens of thousands a second on each node. With
 // SplitBlend all shares together are 1, give or take what the parts are off.
 //
 // A limit with OnFailure Deny holds as it is; with Allow it does not hold until
@@ -83,6 +87,11 @@
 // A debt whose call has an unknown outcome stays owed: charged twice is on the
 // safe side. Debts of keys that nobody asks for any more are sent in batches, with
 // pauses of ten times what a batch takes.
+//
+// No more than Options.MaxKeys shares are kept, give or take 64. First those go that
+// are full and owe nothing. If others have to, the shares that are made after that,
+// until all servers are up again, start empty: each could be one that had to go. What
+// those owed is lost (Stats.Lost).
 //
 // A bucket that is missing after an outage, for the store lost its data, starts
 // with what the first node to call knows of it, not full.

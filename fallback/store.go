@@ -166,7 +166,7 @@ func (s *Store) land(ctx context.Context, start time.Time, f *flight, got []leas
 	}
 }
 
-// Close stops probing, and charges the primary, if it answers, with what was
+// Close stops probing, and charges the primary, as far as it answers, with what was
 // admitted without it, until ctx ends. The Store answers by its shares alone
 // from then on. An error says how many tokens were not charged. A second Close
 // does nothing.

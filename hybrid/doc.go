@@ -29,7 +29,9 @@
 // period's worth of the rate). When Redis is back it is charged with what was
 // admitted without it. A limit can choose otherwise: Limit.OnFailure. Package
 // fallback states the bound for each state. Set Options.MinNodes or Options.Nodes
-// so that a node that starts while Redis is down knows that it is not alone.
+// so that a node that starts while Redis is down knows that it is not alone. Give the
+// limiter a client of its own: a pool that others use up looks like an outage. While
+// Redis is down go-redis logs failed dials; redis.SetLogger turns that off.
 //
 // # Redis
 //

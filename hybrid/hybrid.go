@@ -111,8 +111,9 @@ func Every(interval time.Duration, burst int64) Limit {
 
 // Options are a Limiter's settings. The zero value works.
 type Options struct {
-	// Prefix starts every Redis key. Limiters with the same prefix and key
-	// share a bucket. Default "hybridlimit:"; at most 256 bytes.
+	// Prefix starts every Redis key. Limiters with the same prefix and key share a
+	// bucket, and each counts as a node: make one for each prefix in a process, with
+	// a LimitFunc for several limits. Default "hybridlimit:"; at most 256 bytes.
 	Prefix string
 	// LeasePeriod is how long one lease of tokens should last: a hot key costs
 	// a node about 1/LeasePeriod Redis calls a second. A key's own period is
@@ -148,7 +149,8 @@ type Options struct {
 	// 1; range 1 to 2^20.
 	MinNodes int
 	// Nodes returns how many nodes the platform runs, 0 if it does not know. It is
-	// asked about once a Heartbeat. Default nil.
+	// asked about once a Heartbeat, and the largest answer of the last five minutes
+	// counts. Default nil.
 	Nodes func() int
 	// Heartbeat is how often a node says in Redis that it is alive, in the same
 	// round trip as a lease call if there is one. It begins with the first request

@@ -49,7 +49,7 @@ func TestRun(t *testing.T) {
 		{"serve --min-nodes many", 2, "", "invalid argument"},
 		{"serve --min-nodes 0", 2, "", "--min-nodes = 0: want 1 to 1048576"},
 		{"serve --heartbeat 0s", 2, "", "--heartbeat = 0: want 100ms to 1m"},
-		{"serve --listen 127.0.0.1:0 --min-nodes -1", 2, "", "MinNodes = -1: want 1 to 2^20"},
+		{"serve --listen 127.0.0.1:0 --min-nodes -1", 2, "", "--min-nodes = -1: want 1 to 1048576"},
 		{"serve --listen 127.0.0.1:0 --heartbeat 1ms", 2, "", "Heartbeat = 1ms: want 100ms to 1m"},
 		{"serve --lease-period 250", 2, "", "missing unit"},
 		{"serve --listen 127.0.0.1", 2, "", "want HOST:PORT"},

@@ -130,8 +130,8 @@ func (f *serveFlags) check() error {
 	if f.opts.RedisTimeout == 0 {
 		errs = append(errs, errors.New("--redis-timeout = 0: want 1ms to 1m"))
 	}
-	if f.opts.MinNodes == 0 {
-		errs = append(errs, errors.New("--min-nodes = 0: want 1 to 1048576"))
+	if f.opts.MinNodes < 1 {
+		errs = append(errs, fmt.Errorf("--min-nodes = %d: want 1 to 1048576", f.opts.MinNodes))
 	}
 	if f.opts.Heartbeat == 0 {
 		errs = append(errs, errors.New("--heartbeat = 0: want 100ms to 1m"))
@@ -159,6 +159,9 @@ func (f *serveFlags) serve(ctx context.Context, l net.Listener, limiter *hybrid.
 	after := limiter.Stats()
 
 	log = log.With("tokens_returned", after.Returned-before.Returned)
+	if owed := after.Fallback.Owed; owed > 0 {
+		log.Warn("Redis was not charged with all that was admitted while it did not answer", "debt_owed", owed)
+	}
 	// Redis forgets leases by itself, so this is no failure of the command.
 	if failed := after.NotExecuted + after.Unknown - before.NotExecuted - before.Unknown; closeErr != nil || failed > 0 {
 		log.Warn("stopped, but Redis did not take all tokens back: those come back when their leases expire", "failed_calls", failed)

@@ -19,7 +19,8 @@
 //
 // Where a limit is too small to be divided, some nodes own a key and the others
 // deny it. [Members.Owns] chooses them by rendezvous hashing (Thaler and
-// Ravishankar 1998) over the list that belongs to N̂, without asking anybody.
+// Ravishankar 1998) over the nodes that are alive, without asking anybody; right
+// after an outage, when not all are back, over the list that belongs to N̂.
 package membership
 
 import (
@@ -47,6 +48,9 @@ const (
 	ttlPeriods = 5
 	// window is how long N̂ remembers a count.
 	window = 5 * time.Minute
+	// settles is how long after a beat that did not work others may still be cut
+	// off, though they live.
+	settles = 2 * time.Minute
 	// maxTimeout bounds a beat that travels alone, as a shorter period does.
 	maxTimeout = time.Second
 	// restAfter is how long after the last Start a node rests: it is in nobody's
@@ -108,6 +112,7 @@ type Members struct {
 	timeout time.Duration // of a beat that travels alone
 
 	nodes atomic.Int64         // N̂
+	least atomic.Int64         // of which, by the minimum and the platform
 	view  atomic.Pointer[view] // what Owns goes by
 	stop  chan struct{}        // closed by Close: no more beats
 	idle  chan struct{}        // closed when none is under way any more
@@ -125,6 +130,7 @@ type Members struct {
 	aloneAt  time.Time // and when it goes alone
 	flying   int       // beats under way
 	well     bool      // the last beat worked
+	wellFrom time.Time // since when all have
 	gen      int64     // of list; 0 if the next beat must bring one
 	list     []string
 	counts   recent // seen in Redis
@@ -165,6 +171,7 @@ func New(store *lua.Store, opts Options) (*Members, error) {
 		platform: recent{step: 2 * opts.Period},
 	}
 	m.nodes.Store(int64(opts.Min))
+	m.least.Store(int64(opts.Min))
 	store.SetRider(m.due, func(got lua.Members, err error) { m.landed(got, err, true) })
 	return m, nil
 }
@@ -288,6 +295,9 @@ func (m *Members) landed(got lua.Members, err error, rode bool) {
 	if m.closed && m.flying == 0 {
 		close(m.idle)
 	}
+	if err == nil && !m.well && m.stats.Failed > 0 {
+		m.wellFrom = time.Now()
+	}
 	m.well = err == nil
 	if err != nil {
 		m.stats.Failed++
@@ -334,6 +344,12 @@ func (m *Members) publishLocked() {
 	counted, list := m.counts.max()
 	platform, _ := m.platform.max()
 	m.nodes.Store(int64(max(m.opts.Min, counted, platform)))
+	m.least.Store(int64(max(m.opts.Min, platform)))
+	// Who left owns nothing any more. But right after an outage, or a beat that was
+	// lost, those that are not back yet are missing: then the longest list is right.
+	if m.list != nil && time.Since(m.wellFrom) > settles {
+		list = m.list
+	}
 	// A list that is not known yet must not take the place of one that is.
 	if list != nil {
 		m.view.Store(newView(m.opts.ID, list))
@@ -347,8 +363,12 @@ func (m *Members) Nodes() int { return int(m.nodes.Load()) }
 func (m *Members) ID() string { return m.opts.ID }
 
 // Known reports whether the list of nodes is known, as it is from the first
-// beat that works. Before that Owns believes this node to be alone.
-func (m *Members) Known() bool { return m.view.Load() != nil }
+// beat that works, and has all that there are by the static minimum and by the
+// platform. Before that Owns believes this node to be alone.
+func (m *Members) Known() bool {
+	v := m.view.Load()
+	return v != nil && int64(v.size()) >= m.least.Load()
+}
 
 // Owns reports whether this node is among the owners nodes that own key. On all
 // nodes with the same list exactly that many are, or all if there are not more.

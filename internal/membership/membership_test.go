@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -144,4 +145,54 @@ func TestOnServer(t *testing.T) {
 		t.Errorf("Close = %v; want nil", err)
 	}
 	live(1, nodes[0])
+}
+
+// After a deploy those that are gone own nothing, though N̂ still counts them.
+func TestOwnersAfterADeploy(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		old := w.start(3)
+		w.sleep(3 * time.Minute)
+		next := make([]*member, 3)
+		for i := range next {
+			next[i] = w.add(Options{ID: fmt.Sprint("next-", i)})
+			next[i].Start()
+			w.sleep(2 * turn)
+			old[i].Close(context.Background())
+			w.sleep(2 * turn)
+		}
+		w.sleep(2 * ttl)
+		if n := next[0].Nodes(); n != 4 {
+			t.Errorf("Nodes = %d; want 4, as many as there were at a time", n)
+		}
+		for k := range 200 {
+			owners := 0
+			for _, n := range next {
+				if n.Known() && n.Owns(fmt.Sprint("key ", k), 1) {
+					owners++
+				}
+			}
+			if owners != 1 {
+				t.Errorf("key %d has %d owners of those alive; want 1", k, owners)
+			}
+		}
+	})
+}
+
+// A list that lacks nodes of which the platform knows is none to choose owners by.
+func TestKnownNeedsAll(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		n := w.add(Options{Min: 3})
+		n.Start()
+		w.sleep(turn)
+		if n.Known() {
+			t.Error("Known with one node of three at least; want not")
+		}
+		for i := range 2 {
+			w.add(Options{ID: fmt.Sprint("other-", i)}).Start()
+		}
+		w.sleep(2 * turn)
+		if !n.Known() {
+			t.Error("not Known with all three; want it")
+		}
+	})
 }

@@ -24,6 +24,9 @@ func newView(id string, list []string) *view {
 	return v
 }
 
+// size returns how many nodes there are, the own one included.
+func (v *view) size() int { return 1 + len(v.others) }
+
 // owns reports whether the own node has one of the most weights for key, which
 // are as many as owners. It is the same on every machine and in every version:
 // nodes must not disagree while some are being upgraded.
