@@ -105,16 +105,14 @@ func (sh *share) admit(s *Store, server *shard, n int64) {
 	s.counts.admitted.Add(n)
 }
 
-// unadmit takes back as many of n tokens as the primary has not been charged with,
-// and returns how many.
-func (sh *share) unadmit(s *Store, n int64) int64 {
+// unadmit takes back as many of n tokens as the primary has not been charged with.
+func (sh *share) unadmit(s *Store, n int64) {
 	idle := min(n, sh.idle)
 	firm := min(n-idle, sh.firm-sh.charging)
 	sh.idle -= idle
 	sh.firm -= firm
 	s.shares.owed.Add(-idle - firm)
 	s.counts.returned.Add(idle + firm)
-	return idle + firm
 }
 
 // owes returns the tokens that the primary is still to be charged with.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -63,8 +64,10 @@ type world struct {
 	start   time.Time
 	nodes   []*hybrid.Limiter
 	clients []*redis.Client
-	skew    time.Duration // how far the server's clock is ahead
-	skewed  bool
+
+	mu     sync.Mutex
+	skew   time.Duration // how far the server's clock is ahead
+	skewed bool
 }
 
 // line is a node's connection to Redis: its latency and its faults, changed
@@ -74,7 +77,10 @@ type line struct {
 	dead           atomic.Bool  // nothing arrives: dialling fails at once
 	hang           atomic.Bool  // nothing arrives: the client waits in vain
 	loseReply      atomic.Int64 // replies in a thousand that are lost
-	calls          atomic.Int64 // commands sent
+	calls          atomic.Int64 // commands sent, beats not counted
+	// fault, if set, makes what is sent fail at once where it returns an error.
+	fault atomic.Pointer[func(cmds []redis.Cmder) error]
+	busy  *capacity // of the server; nil: it takes no time
 
 	mu   sync.Mutex
 	sent [][]any // their arguments
@@ -102,37 +108,150 @@ func (l *line) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if cmd.Name() == "hello" {
 			return next(ctx, cmd) // as if always connected
 		}
+		return l.pass(ctx, []redis.Cmder{cmd}, func() error { return next(ctx, cmd) })
+	}
+}
+
+func (l *line) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if cmds[0].Name() == "hello" {
+			return next(ctx, cmds)
+		}
+		return l.pass(ctx, cmds, func() error { return next(ctx, cmds) })
+	}
+}
+
+// pass takes what is sent at once to Redis, and brings the replies.
+func (l *line) pass(ctx context.Context, cmds []redis.Cmder, send func() error) error {
+	l.note(cmds)
+	fail := func(err error) error {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+		return err
+	}
+	if l.dead.Load() {
+		return fail(errRefused)
+	}
+	if fault := l.fault.Load(); fault != nil {
+		if err := (*fault)(cmds); err != nil {
+			return fail(err)
+		}
+	}
+	if l.hang.Load() {
+		<-ctx.Done()
+		return fail(timedOut(ctx))
+	}
+	if pause(ctx, time.Duration(l.request.Load())) != nil {
+		return fail(timedOut(ctx))
+	}
+	late := l.busy.serve(ctx, cmds)
+	err := send()
+	if late != nil {
+		return fail(timedOut(ctx)) // executed all the same
+	}
+	lost := rand.Int64N(1000) < l.loseReply.Load()
+	if lost {
+		<-ctx.Done()
+	} else if pause(ctx, time.Duration(l.reply.Load())) == nil {
+		return err
+	}
+	for _, cmd := range cmds {
+		if cmd, ok := cmd.(interface{ SetVal(any) }); ok {
+			cmd.SetVal(nil) // nobody read it
+		}
+	}
+	return fail(timedOut(ctx))
+}
+
+// timedOut is the client's error when ctx ends before there is a reply: not ctx's.
+func timedOut(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
+	}
+	return ctx.Err()
+}
+
+// capacity is how much a server can do, one thing after the other.
+type capacity struct {
+	perKey time.Duration
+
+	mu    sync.Mutex
+	until time.Time // busy
+}
+
+// serve waits until the server has done cmds, or ctx ends.
+func (c *capacity) serve(ctx context.Context, cmds []redis.Cmder) error {
+	if c == nil {
+		return nil
+	}
+	work := time.Duration(0)
+	for _, cmd := range cmds {
+		work += time.Duration(keysOf(cmd)) * c.perKey
+	}
+	c.mu.Lock()
+	if now := time.Now(); c.until.Before(now) {
+		c.until = now
+	}
+	c.until = c.until.Add(work)
+	wait := time.Until(c.until)
+	c.mu.Unlock()
+	return pause(ctx, wait)
+}
+
+// keysOf returns how many keys a script call is about.
+func keysOf(cmd redis.Cmder) int {
+	if args := cmd.Args(); len(args) > 2 {
+		n, _ := args[2].(int)
+		return n
+	}
+	return 0
+}
+
+// errRefused is what dialling gives when nobody listens.
+var errRefused = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+
+// replyError is an error that a server replied.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+// RedisError makes it a redis.Error.
+func (e replyError) RedisError() {}
+
+// fail makes all that is sent fail with err, until it is nil.
+func (l *line) fail(err error) {
+	if err == nil {
+		l.fault.Store(nil)
+		return
+	}
+	f := func([]redis.Cmder) error { return err }
+	l.fault.Store(&f)
+}
+
+// note counts the lease calls among cmds.
+func (l *line) note(cmds []redis.Cmder) {
+	for _, cmd := range cmds {
+		if isBeat(cmd) {
+			continue
+		}
 		l.calls.Add(1)
 		l.mu.Lock()
 		if len(l.sent) < 100 {
 			l.sent = append(l.sent, cmd.Args())
 		}
 		l.mu.Unlock()
-		fail := func(err error) error { cmd.SetErr(err); return err }
-		if l.dead.Load() {
-			return fail(&net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")})
-		}
-		if l.hang.Load() {
-			<-ctx.Done()
-			return fail(ctx.Err())
-		}
-		if err := pause(ctx, time.Duration(l.request.Load())); err != nil {
-			return fail(err)
-		}
-		err := next(ctx, cmd)
-		if rand.Int64N(1000) < l.loseReply.Load() {
-			<-ctx.Done()
-			return fail(ctx.Err())
-		}
-		if err := pause(ctx, time.Duration(l.reply.Load())); err != nil {
-			return fail(err)
-		}
-		return err
 	}
 }
 
-func (l *line) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+// isBeat reports whether cmd says that a node is alive.
+func isBeat(cmd redis.Cmder) bool {
+	args := cmd.Args()
+	if len(args) < 4 {
+		return false
+	}
+	key, _ := args[3].(string)
+	return strings.HasSuffix(key, "{nodes}")
 }
 
 // pause waits for d, or until ctx ends and returns its error.
@@ -178,6 +297,9 @@ func (w *world) nodeOver(l *line, limits hybrid.Limits, opts hybrid.Options) *hy
 	if l != nil {
 		rdb = w.client(l)
 	}
+	if opts.Heartbeat == 0 {
+		opts.Heartbeat = time.Minute // some worlds last for months
+	}
 	n, err := hybrid.New(rdb, limits, opts)
 	if err != nil {
 		w.t.Fatal(err)
@@ -192,15 +314,18 @@ func (w *world) since() time.Duration { return time.Since(w.start) }
 // stepServer moves the server's wall clock by d, away from everybody else's.
 // From then on only sleep moves it.
 func (w *world) stepServer(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.skew += d
 	w.skewed = true
 	w.redis.SetTime(time.Now().Add(w.skew))
 }
 
-// warm loads the script, so that every call is one round trip.
+// warm loads the script, so that every call is one round trip. The node that does
+// is none of the others' members.
 func (w *world) warm() {
 	w.t.Helper()
-	if d, err := w.node(hybrid.PerSecond(1, 1), hybrid.Options{}).Allow(context.Background(), "warm"); err != nil || !d.Allowed {
+	if d, err := w.node(hybrid.PerSecond(1, 1), hybrid.Options{Prefix: "warm:"}).Allow(context.Background(), "warm"); err != nil || !d.Allowed {
 		w.t.Fatalf("first Allow = %+v, %v; want admitted", d, err)
 	}
 }
@@ -208,6 +333,8 @@ func (w *world) warm() {
 // sleep passes d of fake time, on the server too.
 func (w *world) sleep(d time.Duration) {
 	time.Sleep(d)
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.skewed {
 		w.redis.SetTime(time.Now().Add(w.skew))
 	}
@@ -240,6 +367,16 @@ func parseBucket(state string) (b bucket, err error) {
 		}
 	}
 	return b, nil
+}
+
+// buckets returns the names of m's buckets: all keys but the two of the members.
+func buckets(m *miniredis.Miniredis) (names []string) {
+	for _, name := range m.Keys() {
+		if !strings.Contains(name, ":{nodes}") || strings.Contains(name, ":tb1:") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // redisKey is the name of key's bucket, for keys without special characters.

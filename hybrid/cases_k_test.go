@@ -232,6 +232,7 @@ func TestK04_Refund(t *testing.T) {
 			t.Errorf("Refund with Redis down = %v; want ErrNotExecuted", err)
 		}
 		line.dead.Store(false)
+		w.sleep(2 * time.Second) // once down it is not asked
 		line.hang.Store(true)
 		begin := w.since()
 		if err := l.Refund(ctx, "k", 5); !errors.Is(err, hybrid.ErrUnknownOutcome) || w.since()-begin > 30*time.Millisecond {

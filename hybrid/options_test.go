@@ -73,10 +73,28 @@ func TestOptionsRanges(t *testing.T) {
 			"0 to 2^53",
 		},
 		{
-			"OnStoreFailure",
-			[]hybrid.Options{{OnStoreFailure: hybrid.Deny}, {OnStoreFailure: hybrid.Allow}},
-			map[string]hybrid.Options{"2": {OnStoreFailure: 2}},
-			"Deny or Allow",
+			"MinNodes",
+			[]hybrid.Options{{MinNodes: 1}, {MinNodes: 1 << 20}},
+			map[string]hybrid.Options{"-1": {MinNodes: -1}, "1048577": {MinNodes: 1<<20 + 1}},
+			"1 to 2^20",
+		},
+		{
+			"Heartbeat",
+			[]hybrid.Options{{Heartbeat: 100 * time.Millisecond}, {Heartbeat: time.Minute}},
+			map[string]hybrid.Options{"99ms": {Heartbeat: 99 * time.Millisecond}, "1m1s": {Heartbeat: 61 * time.Second}, "-1s": {Heartbeat: -time.Second}},
+			"100ms to 1m",
+		},
+		{
+			"Start",
+			[]hybrid.Options{{Start: hybrid.StartOne}, {Start: hybrid.StartEmpty}, {Start: hybrid.StartFull}},
+			map[string]hybrid.Options{"3": {Start: 3}},
+			"StartOne, StartEmpty or StartFull",
+		},
+		{
+			"Split",
+			[]hybrid.Options{{Split: hybrid.SplitBlend}, {Split: hybrid.SplitEqual}},
+			map[string]hybrid.Options{"2": {Split: 2}},
+			"SplitBlend or SplitEqual",
 		},
 	} {
 		for _, opts := range c.good {
@@ -109,13 +127,13 @@ func TestOptionsRanges(t *testing.T) {
 func TestNewReportsAllProblems(t *testing.T) {
 	l, err := hybrid.New(nil, hybrid.PerSecond(math.NaN(), -1), hybrid.Options{
 		Prefix: strings.Repeat("p", 300), LeasePeriod: -1, RedisTimeout: time.Hour, MaxKeys: -1, MaxWaiters: -1,
-		Share: 9, LimitsVersion: -1, OnStoreFailure: 9,
+		Share: 9, LimitsVersion: -1, MinNodes: -1, Heartbeat: 1, Start: 9, Split: 9,
 	})
 	if l != nil || err == nil {
 		t.Fatalf("New = %v, %v; want an error", l, err)
 	}
 	for _, want := range []string{
-		"rdb", "Prefix", "LeasePeriod", "RedisTimeout", "MaxKeys", "MaxWaiters", "Share", "LimitsVersion", "OnStoreFailure", "Rate",
+		"rdb", "Prefix", "LeasePeriod", "RedisTimeout", "MaxKeys", "MaxWaiters", "Share", "LimitsVersion", "MinNodes", "Heartbeat", "Start", "Split", "Rate",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("New = %q; want it to name %s too", err, want)
@@ -124,8 +142,8 @@ func TestNewReportsAllProblems(t *testing.T) {
 	if !errors.Is(err, hybrid.ErrLimit) {
 		t.Errorf("New = %q; want it to match ErrLimit", err)
 	}
-	if lines := strings.Count(err.Error(), "\n") + 1; lines != 10 {
-		t.Errorf("New = %q: %d lines; want 10, one for each problem", err, lines)
+	if lines := strings.Count(err.Error(), "\n") + 1; lines != 13 {
+		t.Errorf("New = %q: %d lines; want 13, one for each problem", err, lines)
 	}
 }
 
@@ -164,14 +182,16 @@ func TestOptionsDefaults(t *testing.T) {
 			sent := ln.commands()
 			return sent[len(sent)-1]
 		}
-		l := w.nodeOver(ln, hybrid.PerHour(1000, 1000), hybrid.Options{})
+		never := hybrid.PerHour(1000, 1000)
+		never.OnFailure = hybrid.Deny
+		l := w.nodeOver(ln, never, hybrid.Options{})
 		for range 10 { // hot enough to be leased
 			if _, err := l.Allow(t.Context(), "k"); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if len(last()) != 3+1+20 {
-			t.Fatalf("last command = %v; want EVALSHA with one key and 20 arguments", last())
+		if len(last()) != 3+1+22 {
+			t.Fatalf("last command = %v; want EVALSHA with one key and 22 arguments", last())
 		}
 		arg := func(i int) any { return last()[3+i] } // as acquire.lua counts them
 		for _, c := range []struct {
@@ -196,9 +216,11 @@ func TestOptionsDefaults(t *testing.T) {
 		}
 		ln.hang.Store(false)
 
-		open := w.nodeOver(ln, hybrid.PerHour(1000, 1000), hybrid.Options{
+		always := hybrid.PerHour(1000, 1000)
+		always.OnFailure = hybrid.Allow
+		open := w.nodeOver(ln, always, hybrid.Options{
 			Prefix: "p:", LeasePeriod: time.Second, RedisTimeout: 5 * time.Millisecond,
-			Share: hybrid.ShareNone, LimitsVersion: 7, OnStoreFailure: hybrid.Allow,
+			Share: hybrid.ShareNone, LimitsVersion: 7,
 		})
 		for range 10 {
 			if _, err := open.Allow(t.Context(), "k"); err != nil {
@@ -223,6 +245,7 @@ func TestOptionsMaxWaiters(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.warm()
 		limit := hybrid.PerHour(1, 100)
+		limit.OnFailure = hybrid.Deny
 		l := w.nodeOver(newLine(10*time.Millisecond), limit, hybrid.Options{MaxWaiters: 5, RedisTimeout: time.Second})
 		tr := w.trace(limit)
 		together(50, func(int) { tr.ask(l, "k", 1) })

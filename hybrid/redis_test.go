@@ -113,10 +113,22 @@ func TestBoundOnRealRedis(t *testing.T) {
 }
 
 // The same with a bad network: replies are lost after the server executed,
-// connections break, everything is slow. What is lost only admits less.
+// connections break, everything is slow. What is lost only admits less. Nodes that
+// go on by their shares admit those beside what the bucket has, until they are
+// charged: at most another burst, and the refill of the longest outage.
 func TestBoundOnABadNetwork(t *testing.T) {
 	server := redistest.Start(t)
-	limit := hybrid.PerSecond(500, 400)
+	for policy, most := range map[hybrid.Policy]float64{hybrid.Deny: 400, hybrid.Degrade: 2*400 + 500} {
+		t.Run(policy.String(), func(t *testing.T) {
+			t.Parallel()
+			limit := hybrid.PerSecond(500, 400)
+			limit.OnFailure = policy
+			boundOnABadNetwork(t, server, limit, most)
+		})
+	}
+}
+
+func boundOnABadNetwork(t *testing.T, server *redistest.Server, limit hybrid.Limit, most float64) {
 	var nodes []*hybrid.Limiter
 	var proxies []*redistest.Proxy
 	for range 4 {
@@ -125,7 +137,7 @@ func TestBoundOnABadNetwork(t *testing.T) {
 		// The client's own defaults: it would re-send.
 		rdb := redis.NewClient(&redis.Options{Addr: p.Addr(), ContextTimeoutEnabled: true})
 		t.Cleanup(func() { rdb.Close() })
-		n, err := hybrid.New(rdb, limit, hybrid.Options{RedisTimeout: 60 * time.Millisecond})
+		n, err := hybrid.New(rdb, limit, hybrid.Options{RedisTimeout: 60 * time.Millisecond, MinNodes: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,11 +165,12 @@ func TestBoundOnABadNetwork(t *testing.T) {
 			}
 		}
 	})
-	trace := load(t, nodes, "k", 4, 3, 2*time.Millisecond, 5*time.Second)
+	trace := load(t, nodes, limit.OnFailure.String(), 4, 3, 2*time.Millisecond, 5*time.Second)
 	close(stop)
 	trouble.Wait()
-	if peak := lease.PeakLevel(limit, trace); peak > float64(limit.Burst) {
-		t.Errorf("peak level = %.2f, want at most %d", peak, limit.Burst)
+	peak := lease.PeakLevel(limit, trace)
+	if peak > most {
+		t.Errorf("peak level = %.2f, want at most %.0f", peak, most)
 	}
 	unknown := int64(0)
 	for _, n := range nodes {
@@ -168,5 +181,5 @@ func TestBoundOnABadNetwork(t *testing.T) {
 	if unknown == 0 {
 		t.Error("no call had an unknown outcome; the network was not bad")
 	}
-	t.Logf("admitted %d, %d calls with unknown outcome", admitted(trace), unknown)
+	t.Logf("admitted %d, peak level %.0f, %d calls with unknown outcome", admitted(trace), peak, unknown)
 }

@@ -100,6 +100,15 @@ func (k *known) learn(now int64, t *terms, call *Call, g *Grant) {
 	}
 }
 
+// fullAt returns until when the bucket is sure not to have been full, and so not to
+// have expired, unless somebody filled it; 0 if nothing is known.
+func (k *known) fullAt(t *terms) int64 {
+	if !k.ok {
+		return 0
+	}
+	return saturate(k.at, t.timeFor(t.limit.Burst-k.tokens))
+}
+
 // hint returns what is known at now.
 func (k *known) hint(now int64) Hint {
 	if !k.ok {

@@ -345,14 +345,14 @@ func (h *holding) failLocked(c *Cache, now int64, aboard waiters) {
 
 // applyLocked books a grant and serves those who wait.
 func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, aboard waiters) {
+	if g.Created && (h.heldLocked() > 0 || h.known.fullAt(h.terms.Load()) > now) {
+		c.counts.vanished.Add(1)
+	}
 	shown := h.bookGrantLocked(now, call, g)
 	h.failUntil, h.failures = 0, 0
 	c.ledger.granted.Add(g.Tokens)
 	if g.Corrupt {
 		c.counts.corrupt.Add(1)
-	}
-	if g.Created && h.heldLocked() > 0 {
-		c.counts.vanished.Add(1)
 	}
 	if g.Newer && g.Limit.Burst > 0 && g.Count > 0 && g.PerUS > 0 {
 		g.Limit.OnFailure = call.Limit.OnFailure // no part of what nodes agree on

@@ -33,7 +33,7 @@ type Stats struct {
 	Evicted     int64 // keys evicted to make room
 	Suspended   int64 // times the machine slept, and all leases were dropped
 	Corrupt     int64 // buckets that could not be read, and were replaced by a full one
-	Vanished    int64 // buckets that were gone while this node held a lease: the store lost data
+	Vanished    int64 // buckets that were gone though they cannot have been full: the store lost data
 }
 
 // Stats returns the counters. It visits every key: call it as often as metrics
