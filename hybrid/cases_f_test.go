@@ -915,7 +915,7 @@ func TestF18_OwnOverload(t *testing.T) {
 			c.opts.Addr = server.Addr()
 			rdb := redis.NewClient(&c.opts)
 			defer rdb.Close()
-			l, err := hybrid.New(rdb, hybrid.PerSecond(1000, 2000), hybrid.Options{Prefix: name, RedisTimeout: 100 * time.Millisecond})
+			l, err := hybrid.New(rdb, hybrid.PerSecond(1000, 2000), hybrid.Options{Prefix: name, RedisTimeout: 300 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}
