@@ -274,6 +274,7 @@ func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, err
 		case <-w.timer.C:
 		}
 	}
+	n := w.n // w is somebody else's once it is back in the pool
 	h.mu.Lock()
 	if w.decided {
 		h.mu.Unlock()
@@ -293,7 +294,7 @@ func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, err
 	if err := ctx.Err(); err != nil {
 		return Decision{}, err
 	}
-	return c.withoutStore(h, w.n), nil
+	return c.withoutStore(h, n), nil
 }
 
 func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {
