@@ -23,7 +23,7 @@ const (
 
 // owe adds to a call that goes to the primary what its share owes, and returns
 // the share, nil if there is none. settled ends it.
-func (s *Store) owe(call *lease.Call, now time.Time) *share {
+func (s *Store) owe(call *lease.Call, server *shard, now time.Time) *share {
 	hint := call.Hint
 	call.Hint = lease.Hint{}
 	sh := s.shares.get(call.Key)
@@ -37,7 +37,7 @@ func (s *Store) owe(call *lease.Call, now time.Time) *share {
 	if sh.outage {
 		call.Hint = hint
 	}
-	sh.forgive(s, s.shardOf(call.Key))
+	sh.forgive(s, server)
 	now = sh.pass(s, now)
 	sh.report(s, call.Own)
 	sh.fit(now)
@@ -72,8 +72,8 @@ func (s *Store) settled(sh *share, err error) {
 	sh.charging = 0
 }
 
-// charge makes one call for debts to the server of sh, or to any if it is nil. It
-// returns how long that took; more is false if there is nothing to charge now, or
+// charge makes one call for debts to the server of sh. It returns how long that
+// took; more is false if there is nothing to charge now, or
 // no answer.
 func (s *Store) charge(ctx context.Context, sh *shard) (took time.Duration, more bool) {
 	if s.shares.owed.Load() == 0 {
@@ -84,8 +84,8 @@ func (s *Store) charge(ctx context.Context, sh *shard) (took time.Duration, more
 		owing []*share
 		now   = time.Now()
 	)
-	for _, call := range s.shares.debts(chargeBatch, func(key string) bool { return sh == nil || s.shardOf(key) == sh }) {
-		if owes := s.owe(&call, now); owes != nil {
+	for _, call := range s.shares.debts(chargeBatch, func(key string) bool { return s.shardOf(key) == sh }) {
+		if owes := s.owe(&call, sh, now); owes != nil {
 			calls, owing = append(calls, call), append(owing, owes)
 		}
 	}
@@ -95,13 +95,10 @@ func (s *Store) charge(ctx context.Context, sh *shard) (took time.Duration, more
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	defer cancel()
 	start := time.Now()
-	answers := s.primary.Acquire(ctx, calls)
+	answers := s.ask(ctx, calls)
 	took = time.Since(start)
 	for i, owes := range owing {
-		err := errors.New("fallback: no answer")
-		if i < len(answers) {
-			err = answers[i].Err
-		}
+		err := answers[i].Err
 		s.settled(owes, err)
 		more = more || err == nil || errors.Is(err, lease.ErrRejected)
 	}

@@ -56,8 +56,7 @@ type shard struct {
 	template  lease.Call // the call to probe with
 	seen      time.Time  // when it was made
 	slowSince time.Time
-	slow      int
-	slowNow   atomic.Bool // slow > 0, to be read without mu
+	slow      atomic.Int64 // answers in a row; changed under mu but for the reset
 }
 
 func (s *Store) newShard() *shard {
@@ -170,9 +169,7 @@ func (s *Store) up(sh *shard) (life int64) {
 	if sh.pause > firstBackoff {
 		sh.ramp.Store(max(1, int64(time.Since(s.base))))
 	}
-	sh.mu.Lock()
-	sh.slow = 0
-	sh.mu.Unlock()
+	sh.slow.Store(0)
 	life = sh.life.Add(1)
 	sh.attended.Store(life)
 	sh.down.Store(false)
@@ -206,8 +203,8 @@ func (s *Store) probe(sh *shard) bool {
 	ctx, cancel := context.WithTimeout(s.alive, s.opts.Timeout)
 	defer cancel()
 	start := time.Now()
-	answers := s.primary.Acquire(ctx, []lease.Call{call})
-	t.judge(ctx, s, start, answers)
+	answers := s.ask(ctx, []lease.Call{call})
+	t.take(s.verdict(ctx, start, answers[0].Err))
 	if t.err == nil && time.Since(start) > s.opts.Period/2 {
 		t.err = errSlow
 	}
@@ -227,16 +224,6 @@ func bare(call *lease.Call) lease.Call {
 	return lease.Call{
 		Key: call.Key, Limit: call.Limit, Version: call.Version, Count: call.Count, PerUS: call.PerUS,
 		TTL: call.TTL, Hint: call.Hint, LastEpoch: -1,
-	}
-}
-
-// judge takes in the answers to calls that were sent at start.
-func (t *ticket) judge(ctx context.Context, s *Store, start time.Time, answers []lease.Answer) {
-	if len(answers) == 0 {
-		t.err = lease.ErrUnknownOutcome
-	}
-	for i := range answers {
-		t.take(s.verdict(ctx, start, answers[i].Err))
 	}
 }
 
@@ -278,20 +265,14 @@ func (s *Store) verdict(ctx context.Context, start time.Time, err error) error {
 // for too long.
 func (sh *shard) late(s *Store, now time.Time, took time.Duration) bool {
 	if took <= s.opts.Period/2 {
-		if sh.slowNow.Load() {
-			sh.mu.Lock()
-			sh.slow = 0
-			sh.slowNow.Store(false)
-			sh.mu.Unlock()
-		}
+		sh.slow.Store(0)
 		return false
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if sh.slow == 0 {
+	slow := sh.slow.Add(1)
+	if slow == 1 {
 		sh.slowSince = now
 	}
-	sh.slow++
-	sh.slowNow.Store(true)
-	return sh.slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor
+	return slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor
 }

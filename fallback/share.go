@@ -127,12 +127,12 @@ func (sh *share) call() lease.Call {
 }
 
 // local answers call from the share. err is why the primary does not.
-func (s *Store) local(call *lease.Call, now time.Time, err error) lease.Answer {
+func (s *Store) local(call *lease.Call, server *shard, now time.Time, err error) lease.Answer {
 	if call.Limit.Zero() {
 		return lease.Answer{Err: err}
 	}
 	if call.Reset || call.Refund > 0 {
-		return s.localTell(call, now, err)
+		return s.localTell(call, server, now, err)
 	}
 	switch call.Limit.OnFailure {
 	case lease.Allow:
@@ -140,7 +140,6 @@ func (s *Store) local(call *lease.Call, now time.Time, err error) lease.Answer {
 	case lease.Deny:
 		return lease.Answer{Err: err, Grant: deny(call, s.opts.Timeout)}
 	}
-	server := s.shardOf(call.Key)
 	server.remember(call, now)
 	sh := s.shares.getOrAdd(call.Key, now)
 	defer sh.mu.Unlock()
@@ -152,7 +151,7 @@ func (s *Store) local(call *lease.Call, now time.Time, err error) lease.Answer {
 
 // localTell carries out what needs no grant, as far as that is possible here: a
 // refund of what the primary has not been charged with.
-func (s *Store) localTell(call *lease.Call, now time.Time, err error) lease.Answer {
+func (s *Store) localTell(call *lease.Call, server *shard, now time.Time, err error) lease.Answer {
 	sh := s.shares.get(call.Key)
 	if sh == nil {
 		return lease.Answer{Err: err}
@@ -164,7 +163,7 @@ func (s *Store) localTell(call *lease.Call, now time.Time, err error) lease.Answ
 	// Not back into the share: the request may have been admitted by the store.
 	sh.unadmit(s, call.Refund)
 	look := bare(call)
-	return lease.Answer{Grant: sh.grant(s, now, s.shardOf(call.Key), &look)}
+	return lease.Answer{Grant: sh.grant(s, now, server, &look)}
 }
 
 // allow grants everything, uncounted.

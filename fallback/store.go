@@ -83,13 +83,7 @@ func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer 
 	if len(f.calls) == 0 {
 		return answers
 	}
-	got := s.primary.Acquire(ctx, f.calls)
-	if len(got) != len(f.calls) {
-		got = make([]lease.Answer, len(f.calls))
-		for i := range got {
-			got[i].Err = lease.ErrUnknownOutcome // it broke its contract
-		}
-	}
+	got := s.ask(ctx, f.calls)
 	s.land(ctx, now, &f, got)
 	now = time.Now()
 	for k, i := range f.index {
@@ -100,26 +94,41 @@ func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer 
 		if got[k].Err != nil && ctx.Err() != context.Canceled {
 			call := calls[i]
 			call.Own = f.calls[k].Own // none if the share has taken them in
-			answers[i] = s.local(&call, now, got[k].Err)
+			answers[i] = s.local(&call, f.tickets[f.ticket[k]].shard, now, got[k].Err)
+		}
+	}
+	return answers
+}
+
+// ask has the primary answer calls, one by one even if it breaks its contract.
+func (s *Store) ask(ctx context.Context, calls []lease.Call) []lease.Answer {
+	answers := s.primary.Acquire(ctx, calls)
+	if len(answers) != len(calls) {
+		answers = make([]lease.Answer, len(calls))
+		for i := range answers {
+			answers[i].Err = lease.ErrUnknownOutcome
 		}
 	}
 	return answers
 }
 
 // Local implements lease.Local.
-func (s *Store) Local(call lease.Call) lease.Answer { return s.local(&call, time.Now(), errDown) }
+func (s *Store) Local(call lease.Call) lease.Answer {
+	return s.local(&call, s.shardOf(call.Key), time.Now(), errDown)
+}
 
 // board picks the calls that go to the primary, and adds to each what its share
 // owes. The others are answered by their share.
 func (s *Store) board(calls []lease.Call, answers []lease.Answer, now time.Time) (f flight) {
 	for i := range calls {
-		k, ok := f.permit(s, s.shardOf(calls[i].Key), &calls[i], now)
+		server := s.shardOf(calls[i].Key)
+		k, ok := f.permit(s, server, &calls[i], now)
 		if !ok {
-			answers[i] = s.local(&calls[i], now, errDown)
+			answers[i] = s.local(&calls[i], server, now, errDown)
 			continue
 		}
 		call := calls[i]
-		f.shares = append(f.shares, s.owe(&call, now))
+		f.shares = append(f.shares, s.owe(&call, server, now))
 		f.calls = append(f.calls, call)
 		f.index = append(f.index, i)
 		f.ticket = append(f.ticket, k)

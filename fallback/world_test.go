@@ -2,7 +2,6 @@ package fallback_test
 
 import (
 	"context"
-	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -158,30 +157,10 @@ func (w *world) offer(d time.Duration, key string, cost int64, demand []float64)
 	w.t.Helper()
 	before := w.admitted()
 	end := w.now() + d
-	arrives := make([]time.Duration, len(demand))
-	gap := func(i int) time.Duration {
-		if demand[i] <= 0 {
-			return math.MaxInt64 / 4
-		}
-		return max(1, time.Duration(w.rand.ExpFloat64()*float64(cost)/demand[i]*1e9))
-	}
-	for i := range arrives {
-		arrives[i] = w.now() + gap(i)
-	}
-	for {
-		first := 0
-		for i := range arrives {
-			if arrives[i] < arrives[first] {
-				first = i
-			}
-		}
-		if arrives[first] >= end {
-			break
-		}
-		w.until(arrives[first])
-		arrives[first] += gap(first)
-		w.nodes[first].take(key, cost)
-	}
+	leasetest.Arrivals(w.rand, w.now(), end, cost, demand, func(at time.Duration, i int) {
+		w.until(at)
+		w.nodes[i].take(key, cost)
+	})
 	w.until(end)
 	return w.admitted() - before
 }

@@ -53,15 +53,7 @@ func (c *Cache) tell(ctx context.Context, h *holding, call Call) error {
 	call.TTL, call.LastEpoch = max(2*t.period, minTTL), -1
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timeout)
 	defer cancel()
-	answers := c.store.Acquire(ctx, []Call{call})
-	if len(answers) != 1 {
-		answers = []Answer{{Err: ErrUnknownOutcome}} // a Store that breaks its contract
-	}
-	if asked := countAsked(answers); asked > 0 {
-		c.ledger.calls.Add(asked)
-		c.ledger.trips.Add(1)
-	}
-	answer := answers[0]
+	answer := c.ask(ctx, []Call{call})[0]
 	if answer.Err != nil {
 		return fmt.Errorf("lease: key %.64q: %w", h.key, answer.Err)
 	}

@@ -112,25 +112,14 @@ func (c *Cache) sendBatch(batch []*holding) {
 	}
 	wall := c.dog.wall() - sent
 	ctx, cancel := context.WithTimeout(c.base, c.opts.Timeout)
-	answers := c.store.Acquire(ctx, calls)
+	answers := c.ask(ctx, calls)
 	cancel()
-	if len(answers) != len(calls) {
-		// A Store that breaks its contract has not said what it did.
-		answers = make([]Answer, len(calls))
-		for i := range answers {
-			answers[i].Err = ErrUnknownOutcome
-		}
-	}
 	now := c.clock.now()
 	if answers[0].Err == nil {
 		c.observe(now - sent)
 	}
 	if slept := c.dog.wall() - now - wall; slept > int64(suspendGap) && !c.clock.stepped {
 		sent -= slept // the machine was asleep meanwhile: leases are older than they look
-	}
-	if asked := countAsked(answers); asked > 0 {
-		c.ledger.calls.Add(asked)
-		c.ledger.trips.Add(1)
 	}
 	for i, h := range flying {
 		if again := h.finish(c, sent, now, &calls[i], &answers[i]); again {
@@ -139,14 +128,27 @@ func (c *Cache) sendBatch(batch []*holding) {
 	}
 }
 
-// countAsked returns how many answers are of calls that were sent.
-func countAsked(answers []Answer) (n int64) {
-	for i := range answers {
-		if !errors.Is(answers[i].Err, ErrDown) {
-			n++
+// ask has the store carry out calls, and counts those that were sent.
+func (c *Cache) ask(ctx context.Context, calls []Call) []Answer {
+	answers := c.store.Acquire(ctx, calls)
+	if len(answers) != len(calls) {
+		// A Store that breaks its contract has not said what it did.
+		answers = make([]Answer, len(calls))
+		for i := range answers {
+			answers[i].Err = ErrUnknownOutcome
 		}
 	}
-	return n
+	sent := int64(0)
+	for i := range answers {
+		if !errors.Is(answers[i].Err, ErrDown) {
+			sent++
+		}
+	}
+	if sent > 0 {
+		c.ledger.calls.Add(sent)
+		c.ledger.trips.Add(1)
+	}
+	return answers
 }
 
 // observe takes a round trip into the smoothed one, as TCP does (RFC 6298).

@@ -302,12 +302,12 @@ var mutations = []mutation{
 	},
 	{
 		"fallback: slowness is fine", "fallback/shard.go",
-		"return sh.slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor", "return false",
+		"return slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor", "return false",
 		"fallback", "^TestScenario34_SlowServer$",
 	},
 	{
 		"fallback: one slow answer is too many", "fallback/shard.go",
-		"return sh.slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor", "return true",
+		"return slow >= slowCalls && now.Sub(sh.slowSince) >= slowFor", "return true",
 		"fallback", "^TestSlowNowAndThen$",
 	},
 	{

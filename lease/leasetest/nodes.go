@@ -178,15 +178,28 @@ func (w *Nodes) Offer(d time.Duration, key string, cost int64, demand []float64)
 	w.t.Helper()
 	admitted = make([]int64, len(w.nodes))
 	end := w.Clock.Now() + d
-	arrives := make([]time.Duration, len(demand))
+	Arrivals(w.rand, w.Clock.Now(), end, cost, demand, func(at time.Duration, i int) {
+		w.until(at)
+		if w.Take(i, key, cost).Allowed {
+			admitted[i] += cost
+		}
+	})
+	w.until(end)
+	return admitted
+}
+
+// Arrivals calls f at the instants from begin to end at which requests of cost
+// tokens arrive: at each node i independently, demand[i] tokens a second.
+func Arrivals(r *rand.Rand, begin, end time.Duration, cost int64, demand []float64, f func(at time.Duration, i int)) {
 	gap := func(i int) time.Duration {
 		if demand[i] <= 0 {
 			return math.MaxInt64 / 4
 		}
-		return max(1, time.Duration(w.rand.ExpFloat64()*float64(cost)/demand[i]*1e9))
+		return max(1, time.Duration(r.ExpFloat64()*float64(cost)/demand[i]*1e9))
 	}
+	arrives := make([]time.Duration, len(demand))
 	for i := range arrives {
-		arrives[i] = w.Clock.Now() + gap(i)
+		arrives[i] = begin + gap(i)
 	}
 	for {
 		first := 0
@@ -195,17 +208,13 @@ func (w *Nodes) Offer(d time.Duration, key string, cost int64, demand []float64)
 				first = i
 			}
 		}
-		if arrives[first] >= end {
-			break
+		at := arrives[first]
+		if at >= end {
+			return
 		}
-		w.until(arrives[first])
 		arrives[first] += gap(first)
-		if w.Take(first, key, cost).Allowed {
-			admitted[first] += cost
-		}
+		f(at, first)
 	}
-	w.until(end)
-	return admitted
 }
 
 // Calls returns how many calls the nodes made to the store.
