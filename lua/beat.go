@@ -51,30 +51,18 @@ func (s *Store) Beat(ctx context.Context, b Beat) (Members, error) {
 	if err := ctx.Err(); err != nil {
 		return Members{}, fmt.Errorf("lua: beat: %w: %w", lease.ErrNotExecuted, err)
 	}
-	if s.linger == nil {
-		return s.beat(ctx, b)
-	}
-	select {
-	case s.linger <- struct{}{}:
-	default:
-		return Members{}, fmt.Errorf("lua: beat: %w: %d earlier calls still hang", lease.ErrNotExecuted, cap(s.linger))
-	}
 	type result struct {
 		members Members
 		err     error
 	}
-	done := make(chan result, 1)
-	go func() {
-		defer func() { <-s.linger }()
+	r, err := heed(ctx, s, func() result {
 		members, err := s.beat(ctx, b)
-		done <- result{members, err}
-	}()
-	select {
-	case r := <-done:
-		return r.members, r.err
-	case <-ctx.Done():
-		return Members{}, fmt.Errorf("lua: beat: %w: %w", lease.ErrUnknownOutcome, ctx.Err())
+		return result{members, err}
+	})
+	if err != nil {
+		return Members{}, fmt.Errorf("lua: beat: %w", err)
 	}
+	return r.members, r.err
 }
 
 func (s *Store) beat(ctx context.Context, b Beat) (Members, error) {

@@ -165,28 +165,40 @@ func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer 
 		fill(answers, fmt.Errorf("%w: %w", lease.ErrNotExecuted, err))
 		return answers
 	}
-	if s.linger == nil {
-		s.acquire(ctx, calls, answers)
+	got, err := heed(ctx, s, func() []lease.Answer {
+		got := make([]lease.Answer, len(calls))
+		s.acquire(ctx, calls, got)
+		return got
+	})
+	if err != nil {
+		fill(answers, err)
 		return answers
+	}
+	return got
+}
+
+// heed returns f's result. With a client that does not heed ctx f is left to itself
+// when ctx ends, a bounded number of times; err says that there is no result.
+func heed[T any](ctx context.Context, s *Store, f func() T) (result T, err error) {
+	if s.linger == nil {
+		return f(), nil
 	}
 	select {
 	case s.linger <- struct{}{}:
 	default:
-		fill(answers, fmt.Errorf("%w: %d earlier calls still hang", lease.ErrNotExecuted, cap(s.linger)))
-		return answers
+		return result, fmt.Errorf("%w: %d earlier calls still hang", lease.ErrNotExecuted, cap(s.linger))
 	}
-	done := make(chan struct{})
-	late := make([]lease.Answer, len(calls))
+	done := make(chan T, 1)
 	go func() {
-		defer func() { <-s.linger; close(done) }()
-		s.acquire(ctx, calls, late)
+		late := f()
+		<-s.linger
+		done <- late
 	}()
 	select {
-	case <-done:
-		return late
+	case result = <-done:
+		return result, nil
 	case <-ctx.Done():
-		fill(answers, fmt.Errorf("%w: %w", lease.ErrUnknownOutcome, ctx.Err()))
-		return answers
+		return result, fmt.Errorf("%w: %w", lease.ErrUnknownOutcome, ctx.Err())
 	}
 }
 
