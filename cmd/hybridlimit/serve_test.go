@@ -294,15 +294,18 @@ func TestServeWhileRedisIsDown(t *testing.T) {
 	if m[1] == "0" || n[2] != 2 || n[3]+n[4]+n[5] != 2 || n[4] == 2 {
 		t.Errorf("%q; want some degraded seconds, and 2 that were admitted to be charged", m)
 	}
+	// More and more of the calls go to Redis within a second: also those that no
+	// request waits for, and then it is a lease that decides.
+	byRedis := func(source string) bool { return source == "store" || source == "lease" }
 	source := ""
-	for range 1000 { // more and more of the calls go to Redis within a second
-		if source = d.ask("u3", 1000, 100000).Source; source == "store" {
+	for range 1000 {
+		if source = d.ask("u3", 1000, 100000).Source; byRedis(source) {
 			break
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	if source != "store" {
-		t.Errorf("with Redis again: decided by %s; want store", source)
+	if !byRedis(source) {
+		t.Errorf("with Redis again: decided by %s; want store or lease", source)
 	}
 	if err := d.end(); err != nil {
 		t.Errorf("serve = %v; want nil", err)
