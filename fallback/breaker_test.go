@@ -286,8 +286,8 @@ func (f storeFunc) Acquire(ctx context.Context, calls []lease.Call) []lease.Answ
 	return f(ctx, calls)
 }
 
-// A server that takes longer than half a lease period for a second is not asked
-// any more; one that takes a little less is.
+// A server that takes longer than half the usual lease period for a second is not
+// asked any more; one that takes a little less is.
 func TestScenario34_SlowServer(t *testing.T) {
 	for delay, slow := range map[time.Duration]bool{100 * time.Millisecond: false, 120 * time.Millisecond: false, 130 * time.Millisecond: true} {
 		inBubble(t, fallback.Options{Timeout: time.Second}, func(t *testing.T, p *server, s *fallback.Store) {
@@ -314,6 +314,21 @@ func TestScenario34_SlowServer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A lease period shorter than a round trip is no reason to do without the server.
+func TestShortPeriodIsNotSlow(t *testing.T) {
+	inBubble(t, fallback.Options{Period: 5 * time.Millisecond}, func(t *testing.T, p *server, s *fallback.Store) {
+		p.delay.Store(int64(20 * time.Millisecond))
+		for range 100 {
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+			s.Acquire(ctx, []lease.Call{ask("k")})
+			cancel()
+		}
+		if st := s.Stats(); st.Degraded || st.Trips != 0 {
+			t.Errorf("Stats = %+v: want not degraded", st)
+		}
+	})
 }
 
 // One slow answer now and then is none of it.

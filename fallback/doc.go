@@ -15,8 +15,8 @@
 //
 // A failure is an unknown outcome, a timeout, a refused connection, an error
 // reply by which the server says that it cannot (LOADING, READONLY, OOM, BUSY,
-// CLUSTERDOWN, …), or answers that take longer than half a lease period for a
-// second. A caller that gives up and a call that the server rejects say nothing
+// CLUSTERDOWN, …), or answers that take longer than half a lease period, and than
+// 125 ms, for a second. A caller that gives up and a call that the server rejects say nothing
 // about the server. Nor does a lack of connections on this node, if the client says
 // so before the call's time is over; go-redis, with its usual PoolTimeout, does not.
 //

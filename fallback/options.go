@@ -44,8 +44,9 @@ type Options struct {
 	// Shard names the server that has key's bucket: each has a breaker of its
 	// own. Default: one server.
 	Shard func(key string) string
-	// Period is the lease period, T: answers that take longer than T/2 for a
-	// second or more count as failures. Default 250ms; range 2ms to 1h.
+	// Period is the lease period, T: answers that take longer than T/2, and than
+	// 125ms, for a second or more count as failures. Default 250ms; range 2ms to
+	// 1h.
 	Period time.Duration
 	// Timeout bounds a call that no request waits for: a probe, or a debt.
 	// Default 30ms; range 1ms to 1m.

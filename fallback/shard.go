@@ -20,6 +20,8 @@ const (
 	// and slowCalls how many.
 	slowFor   = time.Second
 	slowCalls = 5
+	// slowAtLeast is half the usual lease period.
+	slowAtLeast = 125 * time.Millisecond
 	// rampFrom is the part of the calls that go to the primary as soon as the
 	// breaker closed.
 	rampFrom = 0.1
@@ -205,7 +207,7 @@ func (s *Store) probe(sh *shard) bool {
 	start := time.Now()
 	answers := s.ask(ctx, []lease.Call{call})
 	t.take(s.verdict(ctx, start, answers[0].Err))
-	if t.err == nil && time.Since(start) > s.opts.Period/2 {
+	if t.err == nil && time.Since(start) > s.tooLong() {
 		t.err = errSlow
 	}
 	t.done(t.err)
@@ -261,10 +263,15 @@ func (s *Store) verdict(ctx context.Context, start time.Time, err error) error {
 	return err
 }
 
+// tooLong is how long an answer takes that counts as slow. A lease period below
+// that is no reason to do without the server: each round trip then serves all who
+// wait, and the limit is exact.
+func (s *Store) tooLong() time.Duration { return max(s.opts.Period/2, slowAtLeast) }
+
 // late takes in how long the server took, and reports whether it has been slow
 // for too long.
 func (sh *shard) late(s *Store, now time.Time, took time.Duration) bool {
-	if took <= s.opts.Period/2 {
+	if took <= s.tooLong() {
 		sh.slow.Store(0)
 		return false
 	}
