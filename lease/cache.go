@@ -41,6 +41,7 @@ type Cache struct {
 	counts  counts
 
 	random  func() float64  // jitter, 0 to 1
+	driver  Driver          // of a Stepped cache
 	base    context.Context // ends when Close gives up; parent of every call
 	giveUp  context.CancelFunc
 	done    chan struct{} // closed by Close: stops the ticker
@@ -78,9 +79,6 @@ func newCache(store Store, limits Limits, opts Options, stepped bool) (*Cache, e
 	c.table.init()
 	c.clock.base, c.clock.stepped = time.Now(), stepped
 	c.random = rand.Float64
-	if stepped {
-		c.random = rand.New(rand.NewPCG(1, 2)).Float64 // the same run each time
-	}
 	c.dog.wall = func() int64 { return time.Now().UnixNano() }
 	c.base, c.giveUp = context.WithCancel(context.Background())
 	return c, nil
@@ -259,20 +257,8 @@ func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, 
 
 // await waits for w's decision, its context or the timeout.
 func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, error) {
-	if !c.clock.stepped {
-		if w.timer == nil {
-			w.timer = time.NewTimer(c.patience)
-		} else {
-			w.timer.Reset(c.patience)
-		}
-		select {
-		case <-w.done:
-			w.timer.Stop()
-			return c.finished(h, w)
-		case <-ctx.Done():
-			w.timer.Stop()
-		case <-w.timer.C:
-		}
+	if c.wait(ctx, w) {
+		return c.finished(h, w)
 	}
 	n := w.n // w is somebody else's once it is back in the pool
 	h.mu.Lock()
@@ -295,6 +281,26 @@ func (c *Cache) await(ctx context.Context, h *holding, w *waiter) (Decision, err
 		return Decision{}, err
 	}
 	return c.withoutStore(h, n), nil
+}
+
+// wait reports whether w was decided before ctx or its patience ended.
+func (c *Cache) wait(ctx context.Context, w *waiter) (decided bool) {
+	if c.clock.stepped {
+		return c.driver.Wait(ctx, w.done, c.patience)
+	}
+	if w.timer == nil {
+		w.timer = time.NewTimer(c.patience)
+	} else {
+		w.timer.Reset(c.patience)
+	}
+	defer w.timer.Stop()
+	select {
+	case <-w.done:
+		return true
+	case <-ctx.Done():
+	case <-w.timer.C:
+	}
+	return false
 }
 
 func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {

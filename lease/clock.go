@@ -27,6 +27,8 @@ type clock struct {
 	coarse  atomic.Int64
 	base    time.Time
 	stepped bool
+	// asleep is how much further the wall clock went than this one, in a Stepped.
+	asleep int64
 	// running is whether a ticker moves coarse. It does while a lease is out.
 	running atomic.Bool
 }

@@ -75,9 +75,7 @@ func (c *Cache) tick() {
 		case <-ticker.C:
 		}
 		now := c.clock.now()
-		if c.dog.slept(now) {
-			c.dropAll()
-		}
+		c.watch(now)
 		c.visitDue(now)
 		c.wheel.Lock()
 		if c.wheel.waiting == 0 {
@@ -86,6 +84,13 @@ func (c *Cache) tick() {
 			return
 		}
 		c.wheel.Unlock()
+	}
+}
+
+// watch looks whether the machine slept.
+func (c *Cache) watch(now int64) {
+	if c.dog.slept(now) {
+		c.dropAll()
 	}
 }
 
@@ -180,15 +185,20 @@ func (c *Cache) makeRoom() {
 		if h == nil {
 			return // every key has a call in flight; one too many is no harm
 		}
-		c.counts.evicted.Add(1)
-		h.mu.Lock()
-		if len(h.unreported) == 0 {
-			h.mu.Unlock() // nothing to tell, as of most keys in a flood
-			continue
-		}
-		h.giveBack = true
-		c.launchLocked(h)
+		c.evicted(h)
 	}
+}
+
+// evicted has what h held given back, now that it is no longer in the table.
+func (c *Cache) evicted(h *holding) {
+	c.counts.evicted.Add(1)
+	h.mu.Lock()
+	if len(h.unreported) == 0 {
+		h.mu.Unlock() // nothing to tell, as of most keys in a flood
+		return
+	}
+	h.giveBack = true
+	c.launchLocked(h)
 }
 
 // evictable takes h out of use if it was idle that long, no request waits, and
@@ -243,6 +253,9 @@ func (c *Cache) Close(ctx context.Context) error {
 		c.running.Wait()
 		close(stopped)
 	}()
+	if c.clock.stepped {
+		c.driver.Wait(ctx, stopped, maxDuration)
+	}
 	select {
 	case <-stopped:
 		c.giveUp()
@@ -252,6 +265,9 @@ func (c *Cache) Close(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		c.giveUp()
+		if c.clock.stepped {
+			c.driver.Wait(context.Background(), stopped, maxDuration)
+		}
 		<-stopped
 		return errors.Join(errors.New("lease: not all leases were returned"), ctx.Err())
 	}

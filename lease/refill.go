@@ -57,10 +57,14 @@ func (c *Cache) submit(h *holding) {
 	}
 }
 
-// spawn runs f in its own goroutine, or here in a stepped cache.
+// spawn runs f in its own goroutine, or as its driver likes in a stepped cache.
 func (c *Cache) spawn(f func()) {
 	if c.clock.stepped {
-		f()
+		c.running.Add(1)
+		c.driver.Go(func() {
+			defer c.running.Done()
+			f()
+		})
 		return
 	}
 	c.running.Go(f)
@@ -118,7 +122,7 @@ func (c *Cache) sendBatch(batch []*holding) {
 	if answers[0].Err == nil {
 		c.observe(now - sent)
 	}
-	if slept := c.dog.wall() - now - wall; slept > int64(suspendGap) && !c.clock.stepped {
+	if slept := c.dog.wall() - now - wall; slept > int64(suspendGap) {
 		sent -= slept // the machine was asleep meanwhile: leases are older than they look
 	}
 	for i, h := range flying {

@@ -47,6 +47,9 @@ func (b *Bucket) Tokens() float64 {
 	return float64(b.units) / float64(b.perUS)
 }
 
+// Limit returns the limit in force.
+func (b *Bucket) Limit() lease.Limit { return b.limit }
+
 // Exists reports whether the key is in the store at time now (microseconds).
 func (b *Bucket) Exists(now int64) bool { return b.exists && now/1000 < b.expires }
 

@@ -98,3 +98,32 @@ func (s *Store) Flush() {
 	defer s.mu.Unlock()
 	clear(s.buckets)
 }
+
+// Evict forgets key, as a server short of memory does.
+func (s *Store) Evict(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.buckets, key)
+}
+
+// Save returns what the store holds, as a replica has it, for Load.
+func (s *Store) Save() map[string]Bucket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	saved := make(map[string]Bucket, len(s.buckets))
+	for key, b := range s.buckets {
+		saved[key] = *b
+	}
+	return saved
+}
+
+// Load replaces what the store holds by what was saved, as a fail-over does to a
+// replica that lags behind.
+func (s *Store) Load(saved map[string]Bucket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.buckets)
+	for key, b := range saved {
+		s.buckets[key] = &b
+	}
+}
