@@ -1,0 +1,484 @@
+package sim_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+// rounding is of sums in floating point.
+const rounding = 1e-6
+
+// judge watches a run and compares it with what is promised, given what went wrong.
+type judge struct {
+	w      *world
+	wrong  []string
+	books  map[string]*book
+	digest uint64
+	most   lease.Limit // the largest of all limits in force in this run
+	least  lease.Limit
+	few    int // the least number of nodes at a time
+	many   int
+
+	decisions, calls int64
+	peak             float64 // highest level, in its bound
+	local            int64   // tokens admitted by shares
+}
+
+// book is what is known of one key.
+type book struct {
+	admissions []admission
+	credits    []credit
+	slow       map[*node]int64 // the most a node with a slow clock held
+	dearest    map[*node]int64 // the largest cost asked of it
+	inexact    bool            // more may be out than the store knows
+
+	granted int64           // by the store, in all
+	mine    map[*node]int64 // of these
+	seen    map[*node]int64 // of these, to others, when a node heard of the store last
+	charged map[*node]time.Duration
+
+	errors []credit // E, at the start of an outage
+	owed   []credit // U, as of then
+}
+
+type admission struct {
+	at     time.Duration
+	tokens int64
+	node   *node
+	local  bool
+}
+
+// credit is how much more may be admitted for something that happened.
+type credit struct {
+	at     time.Duration
+	tokens float64
+}
+
+func (j *judge) init(w *world) {
+	j.w = w
+	j.books = map[string]*book{}
+	for _, key := range w.keys {
+		j.books[key] = &book{
+			slow: map[*node]int64{}, dearest: map[*node]int64{}, mine: map[*node]int64{}, seen: map[*node]int64{},
+			charged: map[*node]time.Duration{},
+		}
+	}
+	j.most, j.least = w.limit(0), w.limit(0)
+	for _, f := range w.Faults {
+		if f.Kind == change || f.Kind == rollout {
+			j.most.Rate, j.most.Burst = max(w.Rate, w.Limit2.Rate), max(w.Burst, w.Limit2.Burst)
+			j.least.Rate, j.least.Burst = min(w.Rate, w.Limit2.Rate), min(w.Burst, w.Limit2.Burst)
+		}
+	}
+}
+
+func (j *judge) fail(format string, args ...any) {
+	if len(j.wrong) < 5 {
+		j.wrong = append(j.wrong, fmt.Sprintf("at %v: ", j.w.now)+fmt.Sprintf(format, args...))
+	}
+}
+
+// counted notes how many nodes there are.
+func (j *judge) counted(n int) {
+	j.few, j.many = min(j.few, max(1, n)), max(j.many, n)
+}
+
+// decided takes in a decision.
+func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d lease.Decision, asked, stood time.Duration) {
+	w, b := j.w, j.books[key]
+	j.decisions++
+	h := fnv.New64a()
+	fmt.Fprint(h, j.digest, w.now, n.id, key, cost, d)
+	j.digest = h.Sum64()
+	const grace = 2*time.Millisecond + 10*time.Microsecond // lease: a Local is waited for that much longer
+	if took := w.now - asked - stood; took > w.Timeout.d()+grace {
+		j.fail("node %d: decided after %v: want at most the timeout, %v", n.place, took, w.Timeout.d())
+	}
+	if d.Source == lease.SourceNone || d.Remaining < 0 || d.RetryAfter < 0 || d.ResetAfter < 0 || d.Allowed && d.RetryAfter != 0 || !d.Allowed && d.RetryAfter == 0 {
+		j.fail("node %d: decision %+v makes no sense", n.place, d)
+	}
+	b.dearest[n] = max(b.dearest[n], cost)
+	if !d.Allowed || cost == 0 {
+		return
+	}
+	at := w.now
+	switch d.Source {
+	case lease.SourcePolicy:
+		if limit.OnFailure != lease.Allow {
+			j.fail("node %d: admitted by policy %v", n.place, limit.OnFailure)
+		}
+		return
+	case lease.SourceLocal:
+		j.local += cost
+	case lease.SourceStore:
+		at = b.charged[n]
+	}
+	if d.Source == lease.SourceLocal && limit.OnFailure != lease.Degrade {
+		j.fail("node %d: admitted by its share, the policy is %v", n.place, limit.OnFailure)
+	}
+	// The store counts in whole microseconds.
+	b.admissions = append(b.admissions, admission{at.Truncate(time.Microsecond), cost, n, d.Source == lease.SourceLocal})
+	j.sample(b)
+}
+
+// sample notes what shares have admitted that the store does not know of.
+func (j *judge) sample(b *book) {
+	if !j.w.whole() {
+		return
+	}
+	owed := int64(0)
+	for _, n := range j.w.nodes {
+		owed += n.fallback.Stats().Owed
+	}
+	b.owed = append(b.owed, credit{j.w.now, float64(min(owed, j.most.Burst))})
+}
+
+// heard takes in that a node had an answer.
+func (j *judge) heard(m *message) {
+	for i, c := range m.calls {
+		b := j.books[c.Key]
+		b.charged[m.n] = m.executed
+		if m.answers[i].Err == nil {
+			b.seen[m.n] = b.granted - b.mine[m.n]
+		}
+	}
+}
+
+// execute has the store carry out m, and looks at what it does.
+func (j *judge) execute(m *message, first bool) []lease.Answer {
+	w := j.w
+	for _, c := range m.calls {
+		b := j.books[c.Key]
+		told := int64(0)
+		for _, r := range c.Reports {
+			told += r.Spent + r.Returned
+		}
+		if !first && told > 0 {
+			b.inexact = true
+			b.credits = append(b.credits, credit{w.now, float64(told)})
+		}
+		j.held(c.Key, b) // before: a call may report what was live
+	}
+	answers := w.store.Acquire(context.Background(), m.calls)
+	j.calls += int64(len(answers))
+	for i, c := range m.calls {
+		b := j.books[c.Key]
+		g := answers[i].Grant
+		if first {
+			b.granted += g.Tokens
+			b.mine[m.n] += g.Tokens
+		}
+		bucket := w.store.Bucket(c.Key)
+		out := bucket.Outstanding()
+		if room := float64(max(0, bucket.Limit().Burst-out)); bucket.Tokens() > room+rounding {
+			j.fail("%s: %.3f tokens in the bucket with %d outstanding, of %d", c.Key, bucket.Tokens(), out, bucket.Limit().Burst)
+		}
+		leased := int64(0)
+		if first {
+			leased = g.Tokens - g.Bound
+		}
+		truth, kept, ok := j.held(c.Key, b)
+		if ok && !b.inexact && truth+leased > out {
+			j.fail("%s: %d tokens out, the store knows of %d", c.Key, truth+leased, out)
+		}
+		if kept > 0 && ok && !b.inexact && j.most == j.least && bucket.Tokens()+float64(out+kept) > float64(j.most.Burst)+rounding {
+			j.fail("%s: %d tokens kept of requests that left, %.3f in the bucket and %d outstanding, of %d", c.Key, kept, bucket.Tokens(), out, j.most.Burst)
+		}
+		j.sample(b)
+	}
+	return answers
+}
+
+// held returns the tokens of key that are out on leases, and those that nodes keep
+// of requests that left; ok is false if that cannot be told, for a node stands still.
+func (j *judge) held(key string, b *book) (tokens, left int64, ok bool) {
+	ok = true
+	for _, n := range j.w.nodes {
+		if n.dead {
+			continue
+		}
+		if n.paused {
+			ok = false
+		} else {
+			n.Advance(n.clock())
+		}
+		held, kept := n.Held(key)
+		if n.tempo < 0.96 {
+			b.inexact = true
+			b.slow[n] = max(b.slow[n], held+kept+j.w.net.flying(key, n))
+		}
+		tokens += held
+		left += kept
+	}
+	return tokens + j.w.net.flying(key, nil), left, ok
+}
+
+// damaged takes in what a change of the store's state does to key: what it had
+// before, and now.
+func (j *judge) damaged(key string, before, after float64) {
+	b := j.books[key]
+	b.inexact = true
+	out, kept, _ := j.held(key, b)
+	if extra := max(after-before, float64(out+kept)); extra > 0 {
+		b.credits = append(b.credits, credit{j.w.now, extra})
+	}
+}
+
+// tokens is what the store has of key, the burst if it does not know it.
+func (j *judge) tokens(key string) float64 {
+	bucket := j.w.store.Bucket(key)
+	if !bucket.Exists(j.w.storeClock().Microseconds()) {
+		return float64(j.most.Burst)
+	}
+	return bucket.Tokens()
+}
+
+// slept takes in that a node's machine was asleep: its leases look younger than
+// they are.
+func (j *judge) slept(n *node) {
+	for key, b := range j.books {
+		n.Advance(n.clock())
+		held, kept := n.Held(key)
+		if extra := held + kept + j.w.net.flying(key, n); extra > 0 {
+			b.inexact = true
+			b.credits = append(b.credits, credit{j.w.now, float64(extra)})
+		}
+	}
+}
+
+// crashed takes in that a node is gone with what it owed.
+func (j *judge) crashed(n *node) { j.accounts(n) }
+
+// closed takes in that a node has closed.
+func (j *judge) closed(n *node) {
+	j.accounts(n)
+	if s := n.Stats(); s.Live != 0 {
+		j.fail("node %d: closed with %d tokens live", n.place, s.Live)
+	}
+}
+
+// accounts checks a node's books.
+func (j *judge) accounts(n *node) {
+	s := n.Stats()
+	if sum := s.Spent + s.Returned + s.Expired + s.Lost + s.Live; s.Granted != sum {
+		j.fail("node %d: granted %d: want spent %d + returned %d + expired %d + lost %d + live %d", n.place, s.Granted, s.Spent, s.Returned, s.Expired, s.Lost, s.Live)
+	}
+	if c := n.link.Counts(); c.Overtold > 0 {
+		j.fail("node %d: told the store of %d tokens twice, or without a lease", n.place, c.Overtold)
+	}
+	f := n.fallback.Stats()
+	if f.Admitted != f.Charged+f.Forgiven+f.Owed+f.Lost {
+		j.fail("node %d: shares admitted %d: want charged %d + forgiven %d + owed %d + lost %d", n.place, f.Admitted, f.Charged, f.Forgiven, f.Owed, f.Lost)
+	}
+	local := int64(0)
+	for _, b := range j.books {
+		for _, a := range b.admissions {
+			if a.local && a.node == n {
+				local += a.tokens
+			}
+		}
+		local -= b.mixed(n)
+	}
+	if local > f.Admitted {
+		j.fail("node %d: %d tokens admitted by shares, which know of %d", n.place, local, f.Admitted)
+	}
+	if len(n.parked) > 0 && n.dead {
+		j.fail("node %d: %d functions wait for ever", n.place, len(n.parked))
+	}
+}
+
+// mixed is at most how many tokens of node n's requests, or of all, are booked for
+// its share and came from the store or the other way round: a request may take from
+// two leases, and is booked for the second.
+func (b *book) mixed(n *node) (tokens int64) {
+	last := map[*node]bool{}
+	for _, a := range b.admissions {
+		if n != nil && a.node != n {
+			continue
+		}
+		if was, ok := last[a.node]; ok && was != a.local {
+			tokens += b.dearest[a.node] - 1
+		}
+		last[a.node] = a.local
+	}
+	return tokens
+}
+
+// turned takes in that a fault of the network comes or goes.
+func (j *judge) turned(f fault, on bool) {
+	w := j.w
+	if !on || !w.whole() {
+		return
+	}
+	for _, b := range j.books {
+		unseen := int64(0)
+		for _, n := range w.live() {
+			unseen = max(unseen, b.granted-b.mine[n]-b.seen[n])
+		}
+		b.errors = append(b.errors, credit{w.now, min(float64(j.most.Burst), float64(unseen+int64(len(w.live()))))})
+	}
+}
+
+// whole reports whether the faults are outages for all nodes at once, so that the
+// bound of an outage holds.
+func (w *world) whole() bool {
+	for _, f := range w.Faults {
+		switch f.Kind {
+		case silence, refuse, errorReplies, flap:
+			if f.Node >= 0 {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return w.Policy == lease.Degrade && !slices.ContainsFunc(w.Clock, func(c float64) bool { return c != 1 })
+}
+
+// verdict compares what was admitted with the bounds.
+func (j *judge) verdict() {
+	for i, key := range j.w.keys {
+		b := j.books[key]
+		slices.SortStableFunc(b.admissions, func(a, b admission) int { return int(a.at - b.at) })
+		j.storeLevel(i, b)
+		j.localLevels(i, b)
+		if j.w.whole() {
+			j.wholeLevel(i, b)
+		}
+	}
+}
+
+// storeLevel judges what the store admitted: burst + rate·t, and what faults gave.
+// A fault no longer counts once the bucket would have been full again with every
+// lease of its time gone.
+func (j *judge) storeLevel(key int, b *book) {
+	slow := 0.0
+	for _, n := range b.slow {
+		slow += float64(n)
+	}
+	slow += float64(b.mixed(nil))
+	level, last := 0.0, time.Duration(0)
+	from := 0
+	credits := b.credits
+	for _, a := range b.admissions {
+		if a.local {
+			continue
+		}
+		level -= j.most.Rate * (a.at - last).Seconds()
+		last = a.at
+		if level <= 0 {
+			level = 0
+			for from < len(credits) && credits[from].at < a.at-j.horizon() {
+				from++
+			}
+		}
+		level += float64(a.tokens)
+		bound := float64(j.most.Burst) + slow
+		for _, c := range credits[from:] {
+			if c.at <= a.at {
+				bound += c.tokens
+			}
+		}
+		j.within("level of the store's tokens", key, a.at, level, bound)
+	}
+}
+
+// horizon is how long a lease can live, and be on its way.
+func (j *judge) horizon() time.Duration {
+	return 4*j.w.Period.d() + 3*time.Second
+}
+
+func (j *judge) within(what string, key int, at time.Duration, level, bound float64) {
+	j.peak = max(j.peak, level/bound)
+	if level > bound+rounding {
+		if len(j.wrong) < 5 {
+			j.wrong = append(j.wrong, fmt.Sprintf("key%d at %v: %s = %.3f: want at most %.3f", key, at, what, level, bound))
+		}
+	}
+}
+
+// localLevels judges what each share admitted: max(c, ⌊w·burst⌋) + w·rate·t.
+func (j *judge) localLevels(key int, b *book) {
+	w := 1 / float64(j.few)
+	if j.w.Split == 0 && j.many > 1 {
+		w = min(1, 4*w)
+	}
+	burst := float64(j.most.Burst)
+	if j.w.Owners && j.least.Burst < int64(j.many) {
+		w = max(w, 1/float64(j.least.Burst))
+	}
+	w = min(1, w)
+	type meter struct {
+		level, bound float64
+		last         time.Duration
+	}
+	meters := map[*node]*meter{}
+	for _, a := range b.admissions {
+		if !a.local {
+			continue
+		}
+		m := meters[a.node]
+		if m == nil {
+			m = &meter{bound: min(burst, max(float64(b.dearest[a.node]), math.Floor(w*burst+rounding))) + float64(b.mixed(a.node)) + j.tick()}
+			meters[a.node] = m
+		}
+		const unchanged = 1.01 // a share's rate is not set anew for less
+		m.level = max(0, m.level-w*j.most.Rate*unchanged*(a.at-m.last).Seconds()) + float64(a.tokens)
+		m.last = a.at
+		j.within(fmt.Sprintf("level of node %d's share", a.node.place), key, a.at, m.level, m.bound)
+	}
+}
+
+// wholeLevel judges everything that was admitted around outages for all nodes:
+// max(burst, cost·nodes) + rate·t + E + U.
+func (j *judge) wholeLevel(key int, b *book) {
+	dearest := int64(1)
+	for _, c := range b.dearest {
+		dearest = max(dearest, c)
+	}
+	level, last := 0.0, time.Duration(0)
+	from := 0
+	for _, a := range b.admissions {
+		level -= j.most.Rate * (a.at - last).Seconds()
+		last = a.at
+		if level <= 0 {
+			level = 0
+			for from < len(b.errors) && b.errors[from].at < a.at-j.horizon() {
+				from++
+			}
+		}
+		level += float64(a.tokens)
+		bound := float64(max(j.most.Burst, dearest*int64(j.many)))
+		for _, c := range b.errors[from:] {
+			if c.at <= a.at {
+				bound += c.tokens
+			}
+		}
+		bound += around(b.owed, a.at) + j.tick()
+		j.within("level of all", key, a.at, level, bound)
+	}
+}
+
+// tick is what comes in a microsecond: shares count in nanoseconds.
+func (j *judge) tick() float64 { return j.most.Rate * 1e-6 }
+
+// around returns the largest of the samples next to a time.
+func around(samples []credit, at time.Duration) (tokens float64) {
+	i, _ := slices.BinarySearchFunc(samples, at, func(c credit, at time.Duration) int { return int(c.at - at) })
+	if i > 0 {
+		tokens = samples[i-1].tokens
+	}
+	for ; i < len(samples); i++ {
+		tokens = max(tokens, samples[i].tokens)
+		if samples[i].at > at {
+			break
+		}
+	}
+	return tokens
+}

@@ -1,0 +1,234 @@
+package sim_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/hybridlimit/hybridlimit/fallback"
+	"github.com/hybridlimit/hybridlimit/lease"
+)
+
+// ms is a time in a schedule, in milliseconds, that is easy to read in JSON.
+type ms float64
+
+func (m ms) d() time.Duration { return time.Duration(float64(m) * 1e6) }
+
+// schedule is one run: what there is, what is asked for and what goes wrong. Equal
+// schedules have equal runs.
+type schedule struct {
+	Seed    uint64 // of arrivals and delays
+	Rate    float64
+	Burst   int64
+	Nodes   int
+	Keys    int
+	Period  ms
+	Timeout ms
+	RTT     ms // of the network, half of it at least
+	Backoff ms
+	Ramp    ms
+	Share   lease.Share
+	Split   fallback.Split
+	Unknown fallback.Unknown
+	Policy  lease.Policy
+	Owners  bool    // nodes know each other by name
+	Lag     ms      // for which a node that is gone is counted on
+	Leaving float64 // part of the requests that leave after at most a timeout
+	For     ms      // of faults and traffic; then everything heals
+	Limit2  limit2  // what the limit is changed to, if it is
+	Clock   []float64
+	Traffic []traffic
+	Faults  []fault
+}
+
+// limit2 is another limit.
+type limit2 struct {
+	Rate  float64
+	Burst int64
+}
+
+// traffic is requests for one key: Poisson arrivals, or all at once.
+type traffic struct {
+	At, For ms
+	Key     int
+	Cost    int64
+	Node    int     // -1: all
+	Demand  float64 // in rates; of a burst: in bursts
+	AtOnce  bool
+}
+
+// fault is something that goes wrong at a time, for a time.
+type fault struct {
+	At, For ms
+	Kind    kind
+	Node    int     // -1: all
+	Key     int     `json:",omitempty"`
+	Amount  float64 `json:",omitempty"` // a probability, a factor, or milliseconds
+}
+
+type kind string
+
+const (
+	loseRequests kind = "lose requests"       // Amount: the part of them
+	loseReplies  kind = "lose replies"        // Amount: the part of them
+	delayed      kind = "delay"               // Amount: up to so many ms each way: late, and out of order
+	duplicate    kind = "duplicate"           // Amount: the part of them; the second one later
+	silence      kind = "silence"             // nothing gets through
+	refuse       kind = "refuse"              // connections are refused
+	errorReplies kind = "error replies"       // LOADING, READONLY and the like
+	flap         kind = "flap"                // silence again and again, Amount ms each, and Amount ms between
+	flush        kind = "flush"               // FLUSHALL
+	evict        kind = "evict"               // the store loses a key
+	failover     kind = "fail-over"           // down for For, then as it was Amount ms before
+	clockStep    kind = "store's clock steps" // by Amount ms
+	crash        kind = "crash"               // restarts after For
+	leave        kind = "leave"               // closes; another one joins after For
+	join         kind = "join"
+	pause        kind = "pause"         // the process stops
+	suspend      kind = "suspend"       // the machine stops, its monotonic clock too
+	evictHere    kind = "evict on node" // a node forgets a key
+	change       kind = "change limit"  // of a key, by the node, from now on
+	rollout      kind = "roll out"      // the node restarts with the next version of the limits
+)
+
+func (s schedule) String() string {
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// tell is s for a reader.
+func (s schedule) tell() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d nodes, %d keys, %v/s burst %d, T ≤ %v ms, timeout %v ms, RTT %v ms, for %v ms\n", s.Nodes, s.Keys, s.Rate, s.Burst, s.Period, s.Timeout, s.RTT, s.For)
+	fmt.Fprintf(&b, "  share %d, split %d, unknown %d, policy %v, owners %t, lag %v, leaving %v, then %+v, clocks %v\n", s.Share, s.Split, s.Unknown, s.Policy, s.Owners, s.Lag, s.Leaving, s.Limit2, s.Clock)
+	for _, t := range s.Traffic {
+		fmt.Fprintf(&b, "  traffic %+v\n", t)
+	}
+	for _, f := range s.Faults {
+		fmt.Fprintf(&b, "  at %v ms for %v ms: %s, node %d, key %d, %v\n", f.At, f.For, f.Kind, f.Node, f.Key, f.Amount)
+	}
+	return b.String()
+}
+
+// drawn is where schedules come from: rapid, which can also make them smaller.
+var drawn = rapid.Custom(draw)
+
+var numbers = func() (n [1001]int) {
+	for i := range n {
+		n[i] = i
+	}
+	return n
+}()
+
+// draw makes a schedule. What it draws first stays when rapid makes the rest less,
+// and less is simpler: fewer faults, shorter, earlier.
+func draw(t *rapid.T) (s schedule) {
+	s.Seed = rapid.Uint64Range(0, 1<<32).Draw(t, "seed")
+	s.Nodes = whole(t, "nodes", 1, 5)
+	s.Keys = int(pick(t, "keys", 1, 1, 2, 3))
+	s.Rate = pick(t, "rate", 100, 10, 1, 500, 2000, 0.5, 333.3)
+	s.Burst = int64(max(1, s.Rate*pick(t, "burst", 1, 0.1, 0.3, 3, 10)))
+	if whole(t, "tiny", 0, 9) == 9 {
+		s.Burst = int64(whole(t, "burst tokens", 1, 5))
+	}
+	s.Period = ms(pick(t, "period", 100, 20, 250, 5))
+	s.Timeout = ms(pick(t, "timeout", 30, 10, 100))
+	s.RTT = ms(pick(t, "rtt", 1, 0.2, 5))
+	s.Backoff = ms(pick(t, "backoff", 50, 25, 500))
+	s.Ramp = ms(pick(t, "ramp", 100, 10, 1000))
+	s.Share = lease.Share(whole(t, "share", 0, 2))
+	s.Split = fallback.Split(whole(t, "split", 0, 1))
+	s.Unknown = fallback.Unknown(whole(t, "unknown", 0, 2))
+	s.Policy = lease.Policy(pick(t, "policy", 0, 0, 0, 0, 0, 0, 1, 2))
+	s.Owners = rapid.Bool().Draw(t, "owners")
+	s.Lag = ms(pick(t, "lag", 0, 1000))
+	s.Leaving = pick(t, "leaving", 0, 0, 0, 0.3)
+	// As long as a few hundred decisions take at the rate, within reason.
+	s.For = ms(max(500, min(8000, 1e3*600/s.Rate)))
+	s.Limit2 = limit2{s.Rate * pick(t, "rate 2", 1, 0.1, 3), s.Burst}
+	s.Limit2.Burst = max(1, int64(float64(s.Burst)*pick(t, "burst 2", 1, 0.1, 3)))
+	s.Clock = make([]float64, s.Nodes)
+	for i := range s.Clock {
+		s.Clock[i] = pick(t, "clock", 1, 1, 1, 1, 1.04, 0.96, 2, 0.5)
+	}
+	s.Traffic = rapid.SliceOfN(rapid.Custom(s.drawTraffic), 1, 6).Draw(t, "traffic")
+	s.Faults = rapid.SliceOfN(rapid.Custom(s.drawFault(whole(t, "mode", 0, len(modes)-1))), 0, 6).Draw(t, "faults")
+	return s
+}
+
+func (s schedule) moment(t *rapid.T, label string) ms {
+	return ms(float64(whole(t, label, 0, 1000))) * s.For / 1000
+}
+
+func (s schedule) drawTraffic(t *rapid.T) traffic {
+	p := traffic{
+		At: s.moment(t, "at"), For: s.moment(t, "for"), Key: whole(t, "key", 0, s.Keys-1), Node: whole(t, "node", -1, s.Nodes-1),
+		Cost: 1, Demand: pick(t, "demand", 0.5, 1, 3, 0.1),
+	}
+	if whole(t, "costly", 0, 3) == 3 {
+		p.Cost = max(1, s.Burst*int64(whole(t, "cost", 1, 100))/100)
+	}
+	if p.AtOnce = whole(t, "at once", 0, 3) == 3; p.AtOnce {
+		p.For, p.Demand = 0, pick(t, "bursts", 1, 0.3, 2)
+		p.Demand = min(p.Demand, 600*float64(p.Cost)/float64(s.Burst))
+	}
+	return p
+}
+
+// modes are sorts of runs, by the faults in them.
+var modes = [...][]kind{
+	// Everything.
+	{
+		loseRequests, loseReplies, delayed, duplicate, silence, refuse, errorReplies, flap, flush, evict, failover,
+		clockStep, crash, leave, join, pause, suspend, evictHere, change, rollout,
+	},
+	// Nothing that may cost a token more.
+	{loseRequests, loseReplies, delayed, silence, refuse, errorReplies, crash, leave, join, pause, evictHere},
+	// The store is down for all at once.
+	{silence, refuse, errorReplies, flap},
+	// Changes of the limit.
+	{change, rollout, leave, join, loseReplies, evictHere},
+}
+
+// outages is the mode of outages for all.
+const outages = 2
+
+func (s schedule) drawFault(mode int) func(t *rapid.T) fault {
+	return func(t *rapid.T) fault {
+		f := fault{
+			Kind: rapid.SampledFrom(modes[mode]).Draw(t, "kind"), At: s.moment(t, "at"), For: s.moment(t, "for"),
+			Node: whole(t, "node", -1, s.Nodes-1), Key: whole(t, "key", 0, s.Keys-1),
+		}
+		if mode == outages {
+			f.Node = -1
+		}
+		switch f.Kind {
+		case loseRequests, loseReplies, duplicate:
+			f.Amount = pick(t, "part", 1, 0.2, 0.5)
+		case delayed:
+			f.Amount = pick(t, "ms", 10, 50, 300, 2000)
+		case flap:
+			f.Amount = pick(t, "ms", 50, 10, 300, 1000)
+		case failover:
+			f.Amount = pick(t, "ms", 10, 100, 1000)
+		case clockStep:
+			f.Amount = pick(t, "ms", 100, -100, 10_000, -10_000, 1, -1, -600_000)
+		}
+		return f
+	}
+}
+
+func pick(t *rapid.T, label string, of ...float64) float64 {
+	return rapid.SampledFrom(of).Draw(t, label)
+}
+
+// whole is not rapid.IntRange, which likes small numbers.
+func whole(t *rapid.T, label string, from, to int) int {
+	return from + rapid.SampledFrom(numbers[:to-from+1]).Draw(t, label)
+}
