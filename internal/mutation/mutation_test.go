@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -139,6 +140,40 @@ func goTest(ctx context.Context, pkg, run string, flags ...string) (failed []str
 		return nil, fmt.Errorf("no test of %s ran in %s: %s", run, pkg, tail(said.String()))
 	}
 	return failed, nil
+}
+
+// TestSimulator tells which of the mutations the simulator notices, and with which
+// schedule. It need not notice all: some only cost tokens, or are in the script.
+func TestSimulator(t *testing.T) {
+	if os.Getenv("MUTATIONS") != "1" {
+		t.Skip("set MUTATIONS=1 to run the mutations: they take minutes")
+	}
+	seed := regexp.MustCompile(`seed (\d+): `)
+	for _, m := range mutations {
+		if strings.HasPrefix(m.file, "lua/") || !strings.HasPrefix(m.file, "lease/") && !strings.HasPrefix(m.file, "fallback/") {
+			continue // code that the simulator does not run
+		}
+		t.Run(m.name, func(t *testing.T) {
+			overlay, err := m.overlay(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-run=^TestSim$", "-overlay="+overlay,
+				"./internal/sim", "-sim.runs=3000", "-sim.time=15s", "-sim.shrink=false")
+			cmd.Dir = root
+			out, err := cmd.CombinedOutput()
+			switch first := seed.FindSubmatch(out); {
+			case err == nil:
+				t.Log("not noticed")
+			case first == nil:
+				t.Errorf("%v: %s", err, tail(string(out)))
+			default:
+				_, said, _ := strings.Cut(string(out), "seed ")
+				said, _, _ = strings.Cut(said, "\n")
+				t.Logf("killed by seed %s", said)
+			}
+		})
+	}
 }
 
 func tail(s string) string { return s[max(0, len(s)-1500):] }

@@ -3,12 +3,12 @@ package sim_test
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/hybridlimit/hybridlimit/lease"
+	"github.com/hybridlimit/hybridlimit/lease/leasetest"
 )
 
 // rounding is of sums in floating point.
@@ -43,6 +43,9 @@ type book struct {
 	seen    map[*node]int64 // of these, to others, when a node heard of the store last
 	charged map[*node]time.Duration
 
+	changes []changed // of the limit in force
+	shown   []shown   // limits that decisions showed, where they changed
+
 	errors []credit // E, at the start of an outage
 	owed   []credit // U, as of then
 }
@@ -58,6 +61,21 @@ type admission struct {
 type credit struct {
 	at     time.Duration
 	tokens float64
+}
+
+// changed is a change of the limit in force in the store.
+type changed struct {
+	at            time.Duration
+	limit         lease.Limit
+	out           int64   // outstanding then
+	before, after float64 // tokens in the bucket
+}
+
+// shown is the limit that a node shows from a time on.
+type shown struct {
+	at    time.Duration
+	node  *node
+	limit lease.Limit
 }
 
 func (j *judge) init(w *world) {
@@ -93,9 +111,9 @@ func (j *judge) counted(n int) {
 func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d lease.Decision, asked, stood time.Duration) {
 	w, b := j.w, j.books[key]
 	j.decisions++
-	h := fnv.New64a()
-	fmt.Fprint(h, j.digest, w.now, n.id, key, cost, d)
-	j.digest = h.Sum64()
+	j.digest = j.digest*31 + uint64(w.now)
+	j.digest = j.digest*31 + uint64(n.id+n.w.Nodes*int(cost))
+	j.digest = j.digest*31 + uint64(d.Remaining) + uint64(d.RetryAfter)<<8 + uint64(d.Source)<<40
 	const grace = 2*time.Millisecond + 10*time.Microsecond // lease: a Local is waited for that much longer
 	if took := w.now - asked - stood; took > w.Timeout.d()+grace {
 		j.fail("node %d: decided after %v: want at most the timeout, %v", n.place, took, w.Timeout.d())
@@ -104,6 +122,9 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 		j.fail("node %d: decision %+v makes no sense", n.place, d)
 	}
 	b.dearest[n] = max(b.dearest[n], cost)
+	if i := len(b.shown) - 1; i < 0 || b.shown[i].node != n || b.shown[i].limit != d.Limit {
+		b.shown = append(b.shown, shown{w.now, n, d.Limit})
+	}
 	if !d.Allowed || cost == 0 {
 		return
 	}
@@ -165,6 +186,10 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 		}
 		j.held(c.Key, b) // before: a call may report what was live
 	}
+	before := make([]leasetest.Bucket, len(m.calls))
+	for i, c := range m.calls {
+		before[i] = w.store.Bucket(c.Key)
+	}
 	answers := w.store.Acquire(context.Background(), m.calls)
 	j.calls += int64(len(answers))
 	for i, c := range m.calls {
@@ -178,6 +203,12 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 		out := bucket.Outstanding()
 		if room := float64(max(0, bucket.Limit().Burst-out)); bucket.Tokens() > room+rounding {
 			j.fail("%s: %.3f tokens in the bucket with %d outstanding, of %d", c.Key, bucket.Tokens(), out, bucket.Limit().Burst)
+		}
+		if limit, was := bucket.Limit(), before[i].Limit(); limit != was && was.Burst > 0 {
+			b.changes = append(b.changes, changed{w.now, limit, before[i].Outstanding(), before[i].Tokens(), bucket.Tokens() + float64(g.Tokens)})
+			if bucket.Tokens()+float64(g.Tokens) > before[i].Tokens()+j.returned(c)+1 && before[i].Exists(w.storeClock().Microseconds()) {
+				j.fail("%s: %.3f tokens, %.3f after the limit became %v", c.Key, before[i].Tokens(), bucket.Tokens()+float64(g.Tokens), limit)
+			}
 		}
 		leased := int64(0)
 		if first {
@@ -193,6 +224,14 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 		j.sample(b)
 	}
 	return answers
+}
+
+// returned is the tokens that a call gives back.
+func (j *judge) returned(c lease.Call) (tokens float64) {
+	for _, r := range c.Reports {
+		tokens += float64(r.Returned)
+	}
+	return tokens + float64(c.Refund)
 }
 
 // held returns the tokens of key that are out on leases, and those that nodes keep
@@ -346,7 +385,12 @@ func (j *judge) verdict() {
 	for i, key := range j.w.keys {
 		b := j.books[key]
 		slices.SortStableFunc(b.admissions, func(a, b admission) int { return int(a.at - b.at) })
-		j.storeLevel(i, b)
+		j.storeLevel(i, b, j.most, 0, 0)
+		if k := len(b.changes) - 1; k >= 0 {
+			// From the last change on: what is out then, and the new limit.
+			c := b.changes[k]
+			j.storeLevel(i, b, c.limit, c.at, float64(c.out))
+		}
 		j.localLevels(i, b)
 		if j.w.whole() {
 			j.wholeLevel(i, b)
@@ -354,44 +398,42 @@ func (j *judge) verdict() {
 	}
 }
 
-// storeLevel judges what the store admitted: burst + rate·t, and what faults gave.
-// A fault no longer counts once the bucket would have been full again with every
-// lease of its time gone.
-func (j *judge) storeLevel(key int, b *book) {
-	slow := 0.0
+// storeLevel judges what the store admitted from a time on: burst + rate·t, and
+// what faults gave. A fault no longer counts once the level was 0 with every lease
+// of its time gone.
+func (j *judge) storeLevel(key int, b *book, limit lease.Limit, since time.Duration, out float64) {
+	most := float64(limit.Burst) + out + float64(b.mixed(nil))
 	for _, n := range b.slow {
-		slow += float64(n)
+		most += float64(n)
 	}
-	slow += float64(b.mixed(nil))
-	level, last := 0.0, time.Duration(0)
+	level, last := 0.0, since
 	from := 0
-	credits := b.credits
 	for _, a := range b.admissions {
-		if a.local {
+		if a.local || a.at < since {
 			continue
 		}
-		level -= j.most.Rate * (a.at - last).Seconds()
+		level -= limit.Rate * (a.at - last).Seconds()
 		last = a.at
 		if level <= 0 {
 			level = 0
-			for from < len(credits) && credits[from].at < a.at-j.horizon() {
+			for from < len(b.credits) && b.credits[from].at < a.at-j.horizon() {
 				from++
 			}
 		}
 		level += float64(a.tokens)
-		bound := float64(j.most.Burst) + slow
-		for _, c := range credits[from:] {
+		bound := most
+		for _, c := range b.credits[from:] {
 			if c.at <= a.at {
 				bound += c.tokens
 			}
 		}
-		j.within("level of the store's tokens", key, a.at, level, bound)
+		j.within(fmt.Sprintf("level of the store's tokens by %v", limit), key, a.at, level, bound)
 	}
 }
 
 // horizon is how long a lease can live, and be on its way.
 func (j *judge) horizon() time.Duration {
-	return 4*j.w.Period.d() + 3*time.Second
+	return 4*max(j.w.Period, j.w.Limit2.Period).d() + 3*time.Second
 }
 
 func (j *judge) within(what string, key int, at time.Duration, level, bound float64) {

@@ -129,8 +129,12 @@ func (w *world) add(place int, version int64) *node {
 	if err != nil {
 		panic(err)
 	}
+	period := w.Period
+	if version > 1 && w.Limit2.Period > 0 {
+		period = max(2, w.Limit2.Period)
+	}
 	n.Stepped, err = lease.NewStepped(front{n.fallback, n}, w.limit(version), lease.Options{
-		LeasePeriod: w.Period.d(), Timeout: w.Timeout.d(), Share: w.Share, Version: version,
+		LeasePeriod: period.d(), Timeout: w.Timeout.d(), Share: w.Share, Version: version,
 	})
 	if err != nil {
 		panic(err)

@@ -22,7 +22,17 @@ type result struct {
 // run carries out s.
 func run(t *testing.T, s schedule) (r result) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	runAnd(t, s, func(w *world) {
+		j := &w.judge
+		r = result{j.wrong, j.digest, j.decisions, j.calls, j.local, j.peak, len(s.Faults)}
+	})
+	return r
+}
+
+// runAnd carries out s, and then looks at it.
+func runAnd(t *testing.T, s schedule, look func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) {
 		w := prepare(s)
 		defer w.loop.end()
 		w.plan()
@@ -42,10 +52,8 @@ func run(t *testing.T, s schedule) (r result) {
 			}
 		}
 		w.judge.verdict()
-		j := &w.judge
-		r = result{j.wrong, j.digest, j.decisions, j.calls, j.local, j.peak, len(s.Faults)}
+		look(w)
 	})
-	return r
 }
 
 // plan puts traffic and faults into the world's calendar.
@@ -183,7 +191,7 @@ func (w *world) heal() {
 		}
 	}
 	least := w.judge.least
-	wait := 2*w.Backoff.d() + w.Ramp.d() + w.Lag.d() + 12*w.Period.d() + 5*time.Second
+	wait := 2*w.Backoff.d() + w.Ramp.d() + w.Lag.d() + 12*max(w.Period, w.Limit2.Period).d() + 5*time.Second
 	wait += time.Duration(3 * float64(w.judge.most.Burst) / least.Rate * 1e9)
 	w.until(w.now + wait)
 }
@@ -192,6 +200,44 @@ func (w *world) heal() {
 func (w *world) aftermath() {
 	w.useful()
 	w.promise()
+	w.frugal()
+}
+
+// frugal checks what a key costs that is asked for three times what there is: a call
+// a lease period from each node, for nearly all that the rate gives.
+func (w *world) frugal() {
+	j := &w.judge
+	nodes, key := w.live(), w.keys[0]
+	period := min(w.Period.d(), time.Duration(float64(w.Burst)/w.Rate/3*1e9))
+	demand := 3 * w.Rate
+	if j.least != j.most || w.Leaving > 0 || slices.ContainsFunc(nodes, func(n *node) bool { return n.tempo != 1 || n.version > 1 }) ||
+		period < 6*w.RTT.d() || demand/float64(len(nodes))*period.Seconds() < 4 || w.Burst > 1000 {
+		return // not hot, or not healthy
+	}
+	b := j.books[key]
+	offer := func(d time.Duration) {
+		for end := w.now + d; w.now < end; {
+			w.until(w.now + 1 + time.Duration(w.rand.ExpFloat64()/demand*1e9))
+			nodes[w.rand.IntN(len(nodes))].ask(key, 1, nil)
+		}
+	}
+	offer(time.Duration(float64(w.Burst)/w.Rate*1e9) + 3*period) // to drain it
+	const periods = 15
+	calls, admitted := int64(0), -len(b.admissions)
+	for _, n := range nodes {
+		calls -= n.calls
+	}
+	offer(periods * period)
+	for _, n := range nodes {
+		calls += n.calls
+	}
+	admitted += len(b.admissions)
+	if most := int64(len(nodes)) * (periods*13/10 + 3); calls > most {
+		j.fail("%s: %d calls in %d periods by %d nodes: want at most %d", key, calls, periods, len(nodes), most)
+	}
+	if least := 0.85*w.Rate*periods*period.Seconds() - float64(2*len(nodes)); float64(admitted) < least {
+		j.fail("%s: %d admitted in %v: want at least %.0f", key, admitted, periods*period, least)
+	}
 }
 
 // useful checks that a demand below the limit is met, by the store.

@@ -38,16 +38,17 @@ type schedule struct {
 	Lag     ms      // for which a node that is gone is counted on
 	Leaving float64 // part of the requests that leave after at most a timeout
 	For     ms      // of faults and traffic; then everything heals
-	Limit2  limit2  // what the limit is changed to, if it is
+	Limit2  limit2  // what the limit is changed to, if it is, and the period by a roll-out
 	Clock   []float64
 	Traffic []traffic
 	Faults  []fault
 }
 
-// limit2 is another limit.
+// limit2 is another limit, and lease period.
 type limit2 struct {
-	Rate  float64
-	Burst int64
+	Rate   float64
+	Burst  int64
+	Period ms
 }
 
 // traffic is requests for one key: Poisson arrivals, or all at once.
@@ -151,7 +152,7 @@ func draw(t *rapid.T) (s schedule) {
 	s.Leaving = pick(t, "leaving", 0, 0, 0, 0.3)
 	// As long as a few hundred decisions take at the rate, within reason.
 	s.For = ms(max(500, min(8000, 1e3*600/s.Rate)))
-	s.Limit2 = limit2{s.Rate * pick(t, "rate 2", 1, 0.1, 3), s.Burst}
+	s.Limit2 = limit2{s.Rate * pick(t, "rate 2", 1, 0.1, 3), s.Burst, s.Period * ms(pick(t, "period 2", 1, 0.4, 3))}
 	s.Limit2.Burst = max(1, int64(float64(s.Burst)*pick(t, "burst 2", 1, 0.1, 3)))
 	s.Clock = make([]float64, s.Nodes)
 	for i := range s.Clock {
@@ -194,6 +195,10 @@ var modes = [...][]kind{
 	{silence, refuse, errorReplies, flap},
 	// Changes of the limit.
 	{change, rollout, leave, join, loseReplies, evictHere},
+	// Clocks.
+	{clockStep, clockStep, pause, suspend, loseReplies, delayed},
+	// The store's memory.
+	{failover, flush, evict, duplicate, crash, loseReplies},
 }
 
 // outages is the mode of outages for all.

@@ -18,6 +18,7 @@ var (
 	simRuns     = flag.Int("sim.runs", 300, "how many schedules TestSim runs")
 	simTime     = flag.Duration("sim.time", 0, "for how long TestSim runs schedules, at most; 0: until all have run")
 	simSeed     = flag.Int("sim.seed", 1, "the first schedule that TestSim runs; without -sim.runs the only one")
+	simShrink   = flag.Bool("sim.shrink", true, "look for the smallest schedule that fails, for 20 s")
 	simSchedule = flag.String("sim.schedule", "", "a schedule in JSON, which TestSim runs instead")
 )
 
@@ -84,8 +85,12 @@ func TestSim(t *testing.T) {
 	})
 	t.Logf("%d schedules in %v: %d faults, %d decisions, %d calls to the store, %d tokens admitted by shares; highest level %.4f of its bound",
 		done, time.Since(begin).Round(time.Second), sum.faults, sum.decisions, sum.calls, sum.local, sum.peak)
-	if bad >= 0 {
+	switch {
+	case bad < 0:
+	case *simShrink:
 		shrink(t, bad)
+	default:
+		t.Errorf("seed %d: %s", bad, strings.Join(run(t, drawn.Example(bad)).wrong, "\n"))
 	}
 }
 
