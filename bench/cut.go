@@ -3,7 +3,9 @@ package bench
 import (
 	"context"
 	"net"
+	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -12,12 +14,14 @@ import (
 
 // Cut comes between clients and their Redis. While it is down all of their
 // connections are closed and new ones refused, as if the server had died; the
-// server itself does not notice more than clients that went away. The zero Cut
-// is ready for use.
+// server itself does not notice more than clients that went away. It can also
+// swallow everything, or hold up replies. The zero Cut is ready for use.
 type Cut struct {
-	mu    sync.Mutex
-	down  bool
-	conns map[*cutConn]struct{}
+	mu     sync.Mutex
+	down   bool
+	conns  map[*cutConn]struct{}
+	silent chan struct{} // closed when it no longer is; nil if it is not
+	delay  time.Duration // of each reply
 }
 
 // Attach puts the Cut before a client that has not been used yet. Connections to
@@ -43,11 +47,33 @@ func (c *Cut) Down() error {
 	return nil
 }
 
-// Up lets them connect again.
+// Silence swallows what is sent from now on in either direction, as a network
+// that drops all packets does: nobody is told. A connection that lost something
+// never carries anything again.
+func (c *Cut) Silence() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.silent == nil {
+		c.silent = make(chan struct{})
+	}
+}
+
+// Slow has each reply arrive d later.
+func (c *Cut) Slow(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.delay = d
+}
+
+// Up lets them connect again, hear all and without delay.
 func (c *Cut) Up() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.down = false
+	c.down, c.delay = false, 0
+	if c.silent != nil {
+		close(c.silent)
+		c.silent = nil
+	}
 	return nil
 }
 
@@ -56,11 +82,14 @@ func (c *Cut) dial(next redis.DialHook) redis.DialHook {
 		if c.isDown() {
 			return nil, refused(network)
 		}
+		if err := c.heard(ctx); err != nil {
+			return nil, err
+		}
 		inner, err := next(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		conn := &cutConn{Conn: inner, cut: c}
+		conn := &cutConn{Conn: inner, cut: c, closed: make(chan struct{})}
 		if !c.add(conn) { // cut off meanwhile
 			_ = inner.Close()
 			return nil, refused(network)
@@ -73,6 +102,35 @@ func (c *Cut) isDown() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.down
+}
+
+// heard waits until the line is not silent.
+func (c *Cut) heard(ctx context.Context) error {
+	c.mu.Lock()
+	silent := c.silent
+	c.mu.Unlock()
+	if silent == nil {
+		return nil
+	}
+	select {
+	case <-silent:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(dialPatience):
+		return &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ETIMEDOUT}
+	}
+}
+
+// dialPatience is how long dialling takes to fail while nobody answers, for
+// callers without a deadline.
+const dialPatience = 2 * time.Second
+
+// state tells what becomes of what is sent now.
+func (c *Cut) state() (silent bool, delay time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.silent != nil, c.delay
 }
 
 func (c *Cut) add(conn *cutConn) bool {
@@ -95,11 +153,83 @@ func refused(network string) error {
 
 type cutConn struct {
 	net.Conn
-	cut *Cut
+	cut    *Cut
+	lost   atomic.Bool  // something was: it carries nothing more
+	until  atomic.Int64 // the read deadline, in Unix nanoseconds; 0 for none
+	once   sync.Once
+	closed chan struct{}
+}
+
+// Write implements net.Conn.
+func (c *cutConn) Write(b []byte) (int, error) {
+	if silent, _ := c.cut.state(); silent || c.lost.Load() {
+		c.lost.Store(true)
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// Read implements net.Conn. It is here that a slow line takes its time, for a
+// write that did would hold up its caller beyond every deadline.
+func (c *cutConn) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		silent, delay := c.cut.state()
+		switch {
+		case err != nil:
+			return n, err
+		case silent || c.lost.Load():
+			c.lost.Store(true)
+		case delay == 0 || c.sleep(delay):
+			return n, nil
+		default: // the deadline came first
+			c.lost.Store(true)
+			return 0, &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
+		}
+	}
+}
+
+// sleep reports whether d passed before the read deadline.
+func (c *cutConn) sleep(d time.Duration) bool {
+	inTime := true
+	if until := c.until.Load(); until != 0 {
+		if left := time.Until(time.Unix(0, until)); left < d {
+			d, inTime = max(0, left), false
+		}
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return inTime
+	case <-c.closed:
+		return false
+	}
+}
+
+// SetDeadline implements net.Conn.
+func (c *cutConn) SetDeadline(t time.Time) error {
+	c.note(t)
+	return c.Conn.SetDeadline(t)
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *cutConn) SetReadDeadline(t time.Time) error {
+	c.note(t)
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *cutConn) note(t time.Time) {
+	if t.IsZero() {
+		c.until.Store(0)
+		return
+	}
+	c.until.Store(t.UnixNano())
 }
 
 // Close implements net.Conn.
 func (c *cutConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
 	c.cut.mu.Lock()
 	delete(c.cut.conns, c)
 	c.cut.mu.Unlock()

@@ -1,5 +1,5 @@
 // Hybridlimit is a distributed rate limiter as a program: the HTTP service, a
-// look into a bucket, a demonstration, and a replay of access logs.
+// look into a bucket, a demonstration, a soak test, and a replay of access logs.
 //
 // It exits with 0 when all went well (also when a signal ended it), with 2 when
 // it was called wrongly, and with 1 for any other error.
@@ -74,7 +74,7 @@ burst + rate·t.`,
 		SilenceUsage:  true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newServeCmd(), newInspectCmd(), newDemoCmd(), newReplayCmd(), newVersionCmd())
+	root.AddCommand(newServeCmd(), newInspectCmd(), newDemoCmd(), newSoakCmd(), newReplayCmd(), newVersionCmd())
 	return root
 }
 
