@@ -32,7 +32,7 @@ import (
 //	R10            other algorithms, versions  other algorithms
 //	R12            warning of a policy         the daemon
 //	R19            /readyz                     internal/server
-//	R21, R25, R27  servers and client modes    tests on real servers
+//	R21, R25, R27  servers and client modes    servers_*test.go
 //
 // What nodes do while Redis is down: cases_f_test.go, outage_test.go.
 

@@ -35,9 +35,25 @@
 //
 // # Redis
 //
-// Any Redis from 6.2, or a server that speaks its protocol and runs its Lua.
-// Use maxmemory-policy noeviction: an evicted bucket is a full one. Commands
-// are never re-sent, whatever the client's MaxRetries. Set the client's
+// Any Redis from 6.2, or a server that speaks its protocol and runs its Lua, as
+// Valkey does. Use maxmemory-policy noeviction: an evicted bucket is a full one.
+// Commands are never re-sent, whatever the client's MaxRetries. Set the client's
 // ContextTimeoutEnabled, so that calls end when RedisTimeout is over; without
 // it the limiter's commands do not pass the client's hooks.
+//
+// # Redis rights
+//
+// A user of its own needs, with the default Options.Prefix, no more than
+//
+//	ACL SETUSER limiter on >password ~hybridlimit:* +evalsha +eval
+//	    +time +mget +set
+//	    +zadd +zrem +zcard +zrange +zrangebyscore +zremrangebyscore +pexpire +del
+//
+// The scripts call what is in the second and third line; the third is for
+// heartbeats, and DEL of that only where a foreign value has the name of theirs.
+// go-redis needs +cluster|slots and +asking too on a cluster, and +select for a
+// database other than 0; what it says about itself (CLIENT SETINFO) may be refused.
+// A right that is missing looks like an outage, NOPERM or "can't run this
+// command" in Stats.Fallback.Cause; one for heartbeats shows in
+// Stats.Members.Failed.
 package hybrid

@@ -234,32 +234,67 @@ func (c *Cluster) Slot(key string) int {
 // nodes that run agree to it. A slot with keys fails the test.
 func (c *Cluster) MoveSlot(slot int, from, to *Server) {
 	c.t.Helper()
-	fromID, err := from.id()
-	c.must("move slot", err)
-	toID, err := to.id()
-	c.must("move slot", err)
 	n, err := from.keysIn(slot)
 	c.must("move slot", err)
 	if n > 0 {
 		c.t.Fatalf("redistest: cluster: move slot %d: %d keys would be lost", slot, n)
 	}
+	c.moveSlot(slot, from, to, func() {})
+}
+
+// MigrateSlot gives a slot to another master with its keys, as a cluster is
+// resharded: it may be in use. For linger the slot has both masters, with its
+// keys still where they were; one that is not there is asked for (ASK) at the
+// new master. Then the keys go, and for linger they are all asked for there. It
+// returns when all nodes that run agree on the owner.
+func (c *Cluster) MigrateSlot(slot int, from, to *Server, linger time.Duration) {
+	c.t.Helper()
+	c.moveSlot(slot, from, to, func() {
+		time.Sleep(linger)
+		c.must(fmt.Sprintf("move the keys of slot %d", slot), from.giveKeys(slot, to))
+		time.Sleep(linger)
+	})
+}
+
+func (c *Cluster) moveSlot(slot int, from, to *Server, meanwhile func()) {
+	c.t.Helper()
+	fromID, err := from.id()
+	c.must("move slot", err)
+	toID, err := to.id()
+	c.must("move slot", err)
+	set := func(at *Server, args ...any) {
+		c.t.Helper()
+		err := at.ask(func(ctx context.Context, r *redis.Client) error {
+			return r.Do(ctx, append([]any{"CLUSTER", "SETSLOT", slot}, args...)...).Err()
+		})
+		c.must(fmt.Sprintf("move slot %d: %v", slot, args), err)
+	}
 	// Only a master that imports is given the newest epoch with the slot. Without
 	// it the others might believe the former owner again.
-	for _, step := range []struct {
-		at   *Server
-		args []any
-	}{
-		{to, []any{"IMPORTING", fromID}},
-		{from, []any{"MIGRATING", toID}},
-		{to, []any{"NODE", toID}},
-		{from, []any{"NODE", toID}},
-	} {
-		err := step.at.ask(func(ctx context.Context, r *redis.Client) error {
-			return r.Do(ctx, append([]any{"CLUSTER", "SETSLOT", slot}, step.args...)...).Err()
-		})
-		c.must(fmt.Sprintf("move slot %d: %v", slot, step.args), err)
-	}
+	set(to, "IMPORTING", fromID)
+	set(from, "MIGRATING", toID)
+	meanwhile()
+	set(to, "NODE", toID)
+	set(from, "NODE", toID)
 	c.WaitSettled()
+}
+
+// giveKeys moves the keys of a slot that migrates to another master.
+func (s *Server) giveKeys(slot int, to *Server) error {
+	return s.ask(func(ctx context.Context, r *redis.Client) error {
+		for {
+			keys, err := r.ClusterGetKeysInSlot(ctx, slot, 100).Result()
+			if err != nil || len(keys) == 0 {
+				return err
+			}
+			for _, key := range keys {
+				err := r.Migrate(ctx, "127.0.0.1", strconv.Itoa(to.port), key, 0, askTimeout).Err()
+				if err != nil {
+					return err
+				}
+			}
+		}
+	})
 }
 
 func (s *Server) keysIn(slot int) (n int64, err error) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -51,6 +52,17 @@ func TestCluster(t *testing.T) {
 		}
 		if err := client.Set(t.Context(), "empty slot", "v", 0).Err(); err != nil {
 			t.Errorf("Set in a moved slot: %v", err)
+		}
+	})
+	t.Run("MigrateSlot", func(t *testing.T) {
+		from := c.MasterOf("key 0")
+		to := masters[(slices.Index(masters, from)+1)%3]
+		c.MigrateSlot(c.Slot("key 0"), from, to, 10*time.Millisecond)
+		if got := c.MasterOf("key 0"); got != to {
+			t.Errorf("MasterOf = %s after MigrateSlot, want %s", got.Addr(), to.Addr())
+		}
+		if got, err := client.Get(t.Context(), "key 0").Int(); got != 0 || err != nil {
+			t.Errorf("Get(key 0) = %d, %v in a migrated slot; want 0, nil", got, err)
 		}
 	})
 	t.Run("a replica takes over", func(t *testing.T) {

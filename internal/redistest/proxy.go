@@ -100,7 +100,7 @@ func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 // when t ends.
 func (p *Proxy) Client(t testing.TB) *redis.Client {
 	t.Helper()
-	return newClient(t, p.Addr())
+	return newClient(t, Options(p.Addr()))
 }
 
 // SetLatency makes each command and each reply arrive d after it was sent, so a

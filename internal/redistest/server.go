@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -45,7 +46,8 @@ type Server struct {
 	config string // path of a configuration file; "" for none
 	args   []string
 	port   int
-	bus    int // port for the other nodes of a cluster; 0 outside of one
+	bus    int         // port for the other nodes of a cluster; 0 outside of one
+	secure *tls.Config // a client's; nil for a server without TLS
 
 	mu      sync.Mutex // guards what follows
 	proc    *process
@@ -71,7 +73,12 @@ func Start(t testing.TB, args ...string) *Server {
 // newServer returns a server that is not started yet, and ends with the test.
 func newServer(t testing.TB, args []string) *Server {
 	t.Helper()
-	s := &Server{t: t, binary: findServer(t, os.Getenv, exec.LookPath), dir: t.TempDir(), args: args}
+	return newServerOf(t, redisServer, args)
+}
+
+func newServerOf(t testing.TB, p program, args []string) *Server {
+	t.Helper()
+	s := &Server{t: t, binary: p.find(t, os.Getenv, exec.LookPath), dir: t.TempDir(), args: args}
 	// Registered after TempDir, so it runs before the directory is removed.
 	t.Cleanup(s.end)
 	return s
@@ -80,18 +87,23 @@ func newServer(t testing.TB, args []string) *Server {
 // start launches the server on a port that it draws.
 func (s *Server) start(t testing.TB) {
 	t.Helper()
-	var err error
+	if err := s.tryStart(t.Context()); err != nil {
+		t.Fatalf("redistest: start %s: %v", s.binary, err)
+	}
+}
+
+func (s *Server) tryStart(ctx context.Context) (err error) {
 	for range startTries {
 		// Somebody else may take the port before the server binds it. Then the
 		// server exits at once, and another port is as good.
-		if err = s.drawPorts(t.Context()); err != nil {
+		if err = s.drawPorts(ctx); err != nil {
 			continue
 		}
-		if err = s.launch(); err == nil {
-			return
+		if err = s.launch(); err == nil || errors.Is(err, errNoTLS) {
+			return err
 		}
 	}
-	t.Fatalf("redistest: start %s: %v", s.binary, err)
+	return err
 }
 
 func (s *Server) drawPorts(ctx context.Context) (err error) {
@@ -102,36 +114,47 @@ func (s *Server) drawPorts(ctx context.Context) (err error) {
 	return err
 }
 
-// host is the part of testing.TB that findServer needs, so that a test can
-// watch it skip without being skipped.
+// program is a server that speaks Redis's protocol, and how it is found.
+type program struct {
+	name    string
+	env     string // names another binary
+	require string // 1 where it has to be there
+	install string // what to do when it is not
+}
+
+var redisServer = program{
+	name: "redis-server", env: "REDIS_SERVER", require: "REQUIRE_REDIS",
+	install: "install it with `apt-get install redis-server` or `brew install redis`",
+}
+
+// host is the part of testing.TB that find needs, so that a test can watch it
+// skip without being skipped.
 type host interface {
 	Helper()
 	Skipf(format string, args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// findServer returns the path of the server binary, or ends the test: skipped
-// when there is no Redis here, failed when the environment promised one.
-func findServer(t host, getenv func(string) string, lookPath func(string) (string, error)) string {
+// find returns the path of the program's binary, or ends the test: skipped when
+// there is none here, failed when the environment promised one.
+func (p program) find(t host, getenv func(string) string, lookPath func(string) (string, error)) string {
 	t.Helper()
-	named := getenv("REDIS_SERVER")
-	path, err := lookPath(cmp.Or(named, "redis-server"))
+	named := getenv(p.env)
+	path, err := lookPath(cmp.Or(named, p.name))
+	hint := fmt.Sprintf("%s, or name a binary in %s", p.install, p.env)
 	switch {
 	case err == nil:
 		return path
 	case named != "":
 		// Skipping here would hide a misspelt path for ever.
-		t.Fatalf("redistest: REDIS_SERVER = %q: %v", named, err)
-	case getenv("REQUIRE_REDIS") == "1":
-		t.Fatalf("redistest: REQUIRE_REDIS=1, but %v; %s", err, installHint)
+		t.Fatalf("redistest: %s = %q: %v", p.env, named, err)
+	case getenv(p.require) == "1":
+		t.Fatalf("redistest: %s=1, but %v; %s", p.require, err, hint)
 	default:
-		t.Skipf("redistest: %v; %s", err, installHint)
+		t.Skipf("redistest: %v; %s", err, hint)
 	}
 	return ""
 }
-
-const installHint = "install it with `apt-get install redis-server` or `brew install redis`," +
-	" or name a binary in REDIS_SERVER"
 
 // freePort returns a loopback port that nothing listened on a moment ago.
 func freePort(ctx context.Context) (int, error) {
@@ -163,7 +186,11 @@ func (s *Server) launch() error {
 	}
 	if err := s.waitReady(p); err != nil {
 		p.kill()
-		return fmt.Errorf("%w\n%s", err, tail(path))
+		log := tail(path)
+		if withoutTLS(log) {
+			err = errNoTLS
+		}
+		return fmt.Errorf("%w\n%s", err, log)
 	}
 
 	s.mu.Lock()
@@ -179,17 +206,27 @@ func (s *Server) commandLine() []string {
 	}
 	args = append(
 		args,
-		"--port", strconv.Itoa(s.port),
+		s.portOption(), strconv.Itoa(s.port),
 		"--bind", "127.0.0.1",
 		"--dir", s.dir,
 		"--save", "",
 		"--appendonly", "no",
 		"--daemonize", "no",
 	)
+	if s.secure != nil {
+		args = append(args, "--port", "0") // nothing in the clear
+	}
 	if s.bus != 0 {
 		args = append(args, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(s.bus))
 	}
 	return append(args, s.args...)
+}
+
+func (s *Server) portOption() string {
+	if s.secure != nil {
+		return "--tls-port"
+	}
+	return "--port"
 }
 
 // waitReady returns nil once p itself answers on s.port.
@@ -200,7 +237,7 @@ func (s *Server) waitReady(p *process) error {
 			return fmt.Errorf("exited before it answered: %w", cmp.Or(p.err, errExitedCleanly))
 		case <-time.After(startPoll):
 		}
-		if answers(s.Addr(), p.pid()) {
+		if s.answers(p.pid()) {
 			return nil
 		}
 	}
@@ -210,15 +247,18 @@ func (s *Server) waitReady(p *process) error {
 // errExitedCleanly stands in for the nil error of a process with status 0.
 var errExitedCleanly = errors.New("exit status 0")
 
-// answers reports whether the server with this process id is ready on addr. The
-// id matters: when two test binaries draw the same port, the loser must not
+// answers reports whether the server with this process id is ready. The id
+// matters: when two test binaries draw the same port, the loser must not
 // take the winner's PONG for its own.
-func answers(addr string, pid int) bool {
+func (s *Server) answers(pid int) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr())
 	if err != nil {
 		return false
+	}
+	if s.secure != nil {
+		conn = tls.Client(conn, s.secure)
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
@@ -258,7 +298,13 @@ func (s *Server) URL() string { return "redis://" + s.Addr() }
 // Client returns a client of this server with [Options], closed when t ends.
 func (s *Server) Client(t testing.TB) *redis.Client {
 	t.Helper()
-	return newClient(t, s.Addr())
+	return newClient(t, s.options())
+}
+
+func (s *Server) options() *redis.Options {
+	opt := Options(s.Addr())
+	opt.TLSConfig = s.secure
+	return opt
 }
 
 // Options returns client options for tests: no retries, so a call is sent once
@@ -283,13 +329,13 @@ func Options(addr string) *redis.Options {
 	}
 }
 
-func newClient(t testing.TB, addr string) *redis.Client {
+func newClient(t testing.TB, opt *redis.Options) *redis.Client {
 	t.Helper()
-	c := redis.NewClient(Options(addr))
+	c := redis.NewClient(opt)
 	t.Cleanup(func() {
 		// A test may have closed it already, to see what a closed client does.
 		if err := c.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
-			t.Errorf("redistest: close client of %s: %v", addr, err)
+			t.Errorf("redistest: close client of %s: %v", opt.Addr, err)
 		}
 	})
 	return c
@@ -391,7 +437,7 @@ func (s *Server) Info(t testing.TB, section string) map[string]string {
 func (s *Server) ask(f func(ctx context.Context, c *redis.Client) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
-	opt := Options(s.Addr())
+	opt := s.options()
 	opt.ReadTimeout = askTimeout
 	c := redis.NewClient(opt)
 	defer c.Close()

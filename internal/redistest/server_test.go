@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"net"
 	"os"
@@ -190,10 +191,11 @@ func TestCommandCalls(t *testing.T) {
 	want("evalsha", 0)
 }
 
-func TestFindServer(t *testing.T) {
+func TestFindProgram(t *testing.T) {
 	errNone := errors.New("not found in $PATH")
 	tests := []struct {
 		name       string
+		program    program
 		env        map[string]string
 		installed  string
 		want       string
@@ -205,6 +207,10 @@ func TestFindServer(t *testing.T) {
 		{name: "none on macOS", skip: "brew install redis"},
 		{name: "required 0", env: map[string]string{"REQUIRE_REDIS": "0"}, skip: "not found"},
 		{name: "required", env: map[string]string{"REQUIRE_REDIS": "1"}, fail: "REQUIRE_REDIS=1, but not found"},
+		{name: "Valkey", program: valkeyServer, installed: "valkey-server", want: "/bin/valkey-server"},
+		{name: "Valkey named", program: valkeyServer, env: map[string]string{"VALKEY_SERVER": "v8"}, installed: "v8", want: "/bin/v8"},
+		{name: "no Valkey", program: valkeyServer, env: map[string]string{"REQUIRE_REDIS": "1"}, skip: "apt-get install valkey-server"},
+		{name: "Valkey required", program: valkeyServer, env: map[string]string{"REQUIRE_VALKEY": "1"}, fail: "REQUIRE_VALKEY=1, but not found"},
 		{name: "named but absent", env: map[string]string{"REDIS_SERVER": "x"}, installed: "redis-server", fail: `REDIS_SERVER = "x"`},
 	}
 	for _, test := range tests {
@@ -212,7 +218,7 @@ func TestFindServer(t *testing.T) {
 			r := &recorder{TB: t}
 			var got string
 			r.do(func() {
-				got = findServer(r,
+				got = cmp.Or(test.program, redisServer).find(r,
 					func(key string) string { return test.env[key] },
 					func(name string) (string, error) {
 						if name != test.installed {
@@ -222,7 +228,7 @@ func TestFindServer(t *testing.T) {
 					})
 			})
 			if got != test.want {
-				t.Errorf("findServer() = %q, want %q", got, test.want)
+				t.Errorf("find() = %q, want %q", got, test.want)
 			}
 			wantMessage(t, "skip", r.skips, test.skip)
 			wantMessage(t, "failure", r.failures, test.fail)
@@ -326,7 +332,7 @@ func TestServerDiesWithTheTestBinary(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux kills a child with its parent")
 	}
-	findServer(t, os.Getenv, exec.LookPath)
+	redisServer.find(t, os.Getenv, exec.LookPath)
 
 	exe, err := os.Executable()
 	if err != nil {
