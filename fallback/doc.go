@@ -82,7 +82,10 @@
 // has run over. Once the store's bucket ran over it shows C where the truth is Στ:
 // the debt is B−τ, less than f, for what ran over nobody lost. So the balance is
 // again what one bucket for all would have. It may become negative and is repaid
-// by the refill; no request waits for that.
+// by the refill; no request waits for that. It does not fall below minus the burst: what
+// nodes that were cut off admitted beyond that, others using the store meanwhile, is
+// not charged. Nor is what they forgive, which takes the store for idle; the bound for p
+// nodes that are cut off holds all the same.
 //
 // A debt whose call has an unknown outcome stays owed: charged twice is on the
 // safe side. Debts of keys that nobody asks for any more are sent in batches, with

@@ -94,7 +94,8 @@
 //	Cache.Reset fills the bucket                              ≤ burst, each time
 //	a limit is lowered to (burst', rate') at x                burst' + rate'·t + Ô(x) in all
 //	an admitted request is refunded though it ran             what was refunded
-//	the machine sleeps between ticks of the watchdog (1 ms)   the leases of that node
+//	the machine sleeps, until the watchdog looks (1 ms)       the leases of that node
+//	it sleeps for less than 100 ms, which looks like nothing  the same
 //	a node's clock runs more than 5 % slow                    the leases of that node
 //
 // A node reads a coarse clock on a hit. It is believed only when the deadline

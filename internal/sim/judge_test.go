@@ -22,6 +22,7 @@ type judge struct {
 	digest uint64
 	most   lease.Limit // the largest of all limits in force in this run
 	least  lease.Limit
+	whole  bool
 	few    int // the least number of nodes at a time
 	many   int
 
@@ -37,11 +38,13 @@ type book struct {
 	slow       map[*node]int64 // the most a node with a slow clock held
 	dearest    map[*node]int64 // the largest cost asked of it
 	inexact    bool            // more may be out than the store knows
+	costly     bool            // some request costs more than 1
 
 	granted int64           // by the store, in all
 	mine    map[*node]int64 // of these
 	seen    map[*node]int64 // of these, to others, when a node heard of the store last
 	charged map[*node]time.Duration
+	bound   map[*node]bound
 
 	changes []changed // of the limit in force
 	shown   []shown   // limits that decisions showed, where they changed
@@ -54,7 +57,7 @@ type admission struct {
 	at     time.Duration
 	tokens int64
 	node   *node
-	local  bool
+	from   lease.Source // SourceStore, SourceLocal or SourcePolicy
 }
 
 // credit is how much more may be admitted for something that happened.
@@ -81,10 +84,11 @@ type shown struct {
 func (j *judge) init(w *world) {
 	j.w = w
 	j.books = map[string]*book{}
+	j.whole = w.schedule.whole()
 	for _, key := range w.keys {
 		j.books[key] = &book{
 			slow: map[*node]int64{}, dearest: map[*node]int64{}, mine: map[*node]int64{}, seen: map[*node]int64{},
-			charged: map[*node]time.Duration{},
+			charged: map[*node]time.Duration{}, bound: map[*node]bound{},
 		}
 	}
 	j.most, j.least = w.limit(0), w.limit(0)
@@ -107,10 +111,17 @@ func (j *judge) counted(n int) {
 	j.few, j.many = min(j.few, max(1, n)), max(j.many, n)
 }
 
+var dbg bool
+
 // decided takes in a decision.
 func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d lease.Decision, asked, stood time.Duration) {
 	w, b := j.w, j.books[key]
 	j.decisions++
+	if dbg && w.now > w.For.d()+time.Second {
+		bb := w.store.Bucket(key)
+		l, k := n.Held(key)
+		fmt.Println("DBG", w.now, n.place, key, cost, d.Allowed, d.Source, d.Remaining, d.RetryAfter, "bucket", bb.Tokens(), bb.Outstanding(), "held", l, k, n.Stats().Calls, n.Stats().Unknown)
+	}
 	j.digest = j.digest*31 + uint64(w.now)
 	j.digest = j.digest*31 + uint64(n.id+n.w.Nodes*int(cost))
 	j.digest = j.digest*31 + uint64(d.Remaining) + uint64(d.RetryAfter)<<8 + uint64(d.Source)<<40
@@ -122,6 +133,7 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 		j.fail("node %d: decision %+v makes no sense", n.place, d)
 	}
 	b.dearest[n] = max(b.dearest[n], cost)
+	b.costly = b.costly || cost > 1
 	if i := len(b.shown) - 1; i < 0 || b.shown[i].node != n || b.shown[i].limit != d.Limit {
 		b.shown = append(b.shown, shown{w.now, n, d.Limit})
 	}
@@ -134,23 +146,49 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 		if limit.OnFailure != lease.Allow {
 			j.fail("node %d: admitted by policy %v", n.place, limit.OnFailure)
 		}
+		b.admissions = append(b.admissions, admission{at.Truncate(time.Microsecond), cost, n, d.Source})
 		return
 	case lease.SourceLocal:
 		j.local += cost
 	case lease.SourceStore:
 		at = b.charged[n]
+		b.bound[n] = bound{b.bound[n].tokens - cost, b.bound[n].until}
 	}
 	if d.Source == lease.SourceLocal && limit.OnFailure != lease.Degrade {
 		j.fail("node %d: admitted by its share, the policy is %v", n.place, limit.OnFailure)
 	}
+	if d.Source == lease.SourceLease && b.unclaimed(n, w.now) == 0 {
+		// What was spent just now was out before, a token of it at least.
+		if truth, _, ok := j.held(key, b); ok && !b.inexact && truth+cost > j.outstanding(key)+b.mixed(n)+cost-1 {
+			j.fail("%s: %d tokens out with those that node %d spent, the store knows of %d", key, truth+cost, n.place, j.outstanding(key))
+		}
+	}
 	// The store counts in whole microseconds.
-	b.admissions = append(b.admissions, admission{at.Truncate(time.Microsecond), cost, n, d.Source == lease.SourceLocal})
+	from := lease.SourceStore
+	if d.Source == lease.SourceLocal {
+		from = d.Source
+	}
+	b.admissions = append(b.admissions, admission{at.Truncate(time.Microsecond), cost, n, from})
 	j.sample(b)
+}
+
+// bound is tokens that the store charged for requests that wait. What is left over
+// when they have been told, for some have left, a node may keep for a lease's life.
+type bound struct {
+	tokens int64
+	until  time.Duration
+}
+
+func (b *book) unclaimed(n *node, now time.Duration) int64 {
+	if p := b.bound[n]; now < p.until {
+		return p.tokens
+	}
+	return 0
 }
 
 // sample notes what shares have admitted that the store does not know of.
 func (j *judge) sample(b *book) {
-	if !j.w.whole() {
+	if !j.whole {
 		return
 	}
 	owed := int64(0)
@@ -166,6 +204,7 @@ func (j *judge) heard(m *message) {
 		b := j.books[c.Key]
 		b.charged[m.n] = m.executed
 		if m.answers[i].Err == nil {
+			b.bound[m.n] = bound{b.unclaimed(m.n, j.w.now) + m.answers[i].Grant.Bound, j.w.now + 4*c.TTL}
 			b.seen[m.n] = b.granted - b.mine[m.n]
 		}
 	}
@@ -206,7 +245,7 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 		}
 		if limit, was := bucket.Limit(), before[i].Limit(); limit != was && was.Burst > 0 {
 			b.changes = append(b.changes, changed{w.now, limit, before[i].Outstanding(), before[i].Tokens(), bucket.Tokens() + float64(g.Tokens)})
-			if bucket.Tokens()+float64(g.Tokens) > before[i].Tokens()+j.returned(c)+1 && before[i].Exists(w.storeClock().Microseconds()) {
+			if bucket.Tokens()+float64(g.Tokens) > max(before[i].Tokens(), -float64(limit.Burst))+j.returned(c)+1 && before[i].Exists(w.storeClock().Microseconds()) {
 				j.fail("%s: %.3f tokens, %.3f after the limit became %v", c.Key, before[i].Tokens(), bucket.Tokens()+float64(g.Tokens), limit)
 			}
 		}
@@ -269,6 +308,15 @@ func (j *judge) damaged(key string, before, after float64) {
 	}
 }
 
+// outstanding is the store's count of what is out.
+func (j *judge) outstanding(key string) int64 {
+	bucket := j.w.store.Bucket(key)
+	if !bucket.Exists(j.w.storeClock().Microseconds()) {
+		return 0
+	}
+	return bucket.Outstanding()
+}
+
 // tokens is what the store has of key, the burst if it does not know it.
 func (j *judge) tokens(key string) float64 {
 	bucket := j.w.store.Bucket(key)
@@ -287,6 +335,15 @@ func (j *judge) slept(n *node) {
 		if extra := held + kept + j.w.net.flying(key, n); extra > 0 {
 			b.inexact = true
 			b.credits = append(b.credits, credit{j.w.now, float64(extra)})
+		}
+	}
+}
+
+// woken takes in that a node's watchdog has noticed that its machine was asleep.
+func (j *judge) woken(n *node) {
+	for key := range j.books {
+		if leased, kept := n.Held(key); leased+kept > 0 {
+			j.fail("node %d: holds %d tokens of %s though its machine was asleep", n.place, leased+kept, key)
 		}
 	}
 }
@@ -318,7 +375,7 @@ func (j *judge) accounts(n *node) {
 	local := int64(0)
 	for _, b := range j.books {
 		for _, a := range b.admissions {
-			if a.local && a.node == n {
+			if a.from == lease.SourceLocal && a.node == n {
 				local += a.tokens
 			}
 		}
@@ -336,15 +393,18 @@ func (j *judge) accounts(n *node) {
 // its share and came from the store or the other way round: a request may take from
 // two leases, and is booked for the second.
 func (b *book) mixed(n *node) (tokens int64) {
-	last := map[*node]bool{}
+	if !b.costly {
+		return 0
+	}
+	last := map[*node]lease.Source{}
 	for _, a := range b.admissions {
 		if n != nil && a.node != n {
 			continue
 		}
-		if was, ok := last[a.node]; ok && was != a.local {
+		if was, ok := last[a.node]; ok && was != a.from {
 			tokens += b.dearest[a.node] - 1
 		}
-		last[a.node] = a.local
+		last[a.node] = a.from
 	}
 	return tokens
 }
@@ -352,7 +412,7 @@ func (b *book) mixed(n *node) (tokens int64) {
 // turned takes in that a fault of the network comes or goes.
 func (j *judge) turned(f fault, on bool) {
 	w := j.w
-	if !on || !w.whole() {
+	if !on || !j.whole {
 		return
 	}
 	for _, b := range j.books {
@@ -366,8 +426,8 @@ func (j *judge) turned(f fault, on bool) {
 
 // whole reports whether the faults are outages for all nodes at once, so that the
 // bound of an outage holds.
-func (w *world) whole() bool {
-	for _, f := range w.Faults {
+func (s schedule) whole() bool {
+	for _, f := range s.Faults {
 		switch f.Kind {
 		case silence, refuse, errorReplies, flap:
 			if f.Node >= 0 {
@@ -377,7 +437,7 @@ func (w *world) whole() bool {
 			return false
 		}
 	}
-	return w.Policy == lease.Degrade && !slices.ContainsFunc(w.Clock, func(c float64) bool { return c != 1 })
+	return s.Policy == lease.Degrade && !slices.ContainsFunc(s.Clock, func(c float64) bool { return c != 1 })
 }
 
 // verdict compares what was admitted with the bounds.
@@ -392,7 +452,7 @@ func (j *judge) verdict() {
 			j.storeLevel(i, b, c.limit, c.at, float64(c.out))
 		}
 		j.localLevels(i, b)
-		if j.w.whole() {
+		if j.whole {
 			j.wholeLevel(i, b)
 		}
 	}
@@ -409,7 +469,7 @@ func (j *judge) storeLevel(key int, b *book, limit lease.Limit, since time.Durat
 	level, last := 0.0, since
 	from := 0
 	for _, a := range b.admissions {
-		if a.local || a.at < since {
+		if a.from != lease.SourceStore || a.at < since {
 			continue
 		}
 		level -= limit.Rate * (a.at - last).Seconds()
@@ -462,7 +522,7 @@ func (j *judge) localLevels(key int, b *book) {
 	}
 	meters := map[*node]*meter{}
 	for _, a := range b.admissions {
-		if !a.local {
+		if a.from != lease.SourceLocal {
 			continue
 		}
 		m := meters[a.node]

@@ -166,12 +166,12 @@ func (net *network) arrive(m *message, first bool) {
 	})
 }
 
-// flying returns the tokens of key, for a node or all, in answers that may still
-// be heard.
+// flying returns the tokens of key in answers that may still be heard, by a node
+// that may have lost track of time, or by any.
 func (net *network) flying(key string, to *node) (tokens int64) {
-	net.flights = slices.DeleteFunc(net.flights, func(g *grant) bool { return g.left || g.n.dead || net.w.now >= g.until })
+	net.flights = slices.DeleteFunc(net.flights, func(g *grant) bool { return g.left || g.n.dead })
 	for _, g := range net.flights {
-		if g.key == key && (to == nil || g.n == to) {
+		if g.key == key && (to == nil && net.w.now < g.until || g.n == to) {
 			tokens += g.tokens
 		}
 	}

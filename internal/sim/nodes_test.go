@@ -74,6 +74,7 @@ type parked struct {
 }
 
 func prepare(s schedule) *world {
+	s.Clock = slices.Clone(s.Clock)
 	w := &world{schedule: s, rand: rand.New(rand.NewPCG(s.Seed, 1))}
 	w.start = time.Now()
 	w.store = leasetest.NewStore(w.storeClock)
@@ -386,10 +387,14 @@ func (n *node) halt(d time.Duration, machine bool) {
 			n.w.judge.slept(n)
 			// Requests come before the watchdog looks, a millisecond later at most.
 			n.w.after(time.Millisecond, func() {
-				if !n.dead {
-					n.Watch()
-					n.settle()
+				if n.dead || n.paused {
+					return
 				}
+				n.Watch()
+				if d > 100*time.Millisecond { // less may be a clock that was set
+					n.w.judge.woken(n)
+				}
+				n.settle()
 			})
 		}
 		if !n.dead {

@@ -184,11 +184,20 @@ func (w *world) heal() {
 	if len(w.live()) == 0 {
 		w.add(0, w.firstVersion())
 	}
+	for i := range w.Clock {
+		w.Clock[i] = 1 // of nodes to come
+	}
+	w.each(-1, func(n *node) { n.local, n.global, n.tempo = n.clock(), w.now, 1 })
 	// All nodes agree on a limit in the end: those that do not clip each other's tokens.
 	for _, f := range w.Faults {
 		if f.Kind == change {
 			w.each(-1, func(n *node) { n.limits[w.keys[f.Key]] = w.limit(2) })
 		}
+	}
+	// The store notices that its clock went back when it is called: the time up to
+	// then refills nothing.
+	for _, key := range w.keys {
+		w.live()[0].ask(key, 1, nil)
 	}
 	least := w.judge.least
 	wait := 2*w.Backoff.d() + w.Ramp.d() + w.Lag.d() + 12*max(w.Period, w.Limit2.Period).d() + 5*time.Second
@@ -210,7 +219,7 @@ func (w *world) frugal() {
 	nodes, key := w.live(), w.keys[0]
 	period := min(w.Period.d(), time.Duration(float64(w.Burst)/w.Rate/3*1e9))
 	demand := 3 * w.Rate
-	if j.least != j.most || w.Leaving > 0 || slices.ContainsFunc(nodes, func(n *node) bool { return n.tempo != 1 || n.version > 1 }) ||
+	if j.least != j.most || w.Leaving > 0 || slices.ContainsFunc(nodes, func(n *node) bool { return n.version > 1 }) ||
 		period < 6*w.RTT.d() || demand/float64(len(nodes))*period.Seconds() < 4 || w.Burst > 1000 {
 		return // not hot, or not healthy
 	}
@@ -278,11 +287,10 @@ func (w *world) useful() {
 // promise checks that whoever waits as long as he is told and asks alone is admitted.
 func (w *world) promise() {
 	key := w.keys[0]
-	nodes := slices.DeleteFunc(w.live(), func(n *node) bool { return n.tempo != 1 }) // its time is not the store's
-	if len(nodes) == 0 || w.judge.least != w.judge.most {
+	if w.judge.least != w.judge.most {
 		return
 	}
-	n := nodes[0]
+	n := w.live()[0]
 	take := func() (d lease.Decision, ok bool) {
 		n.ask(key, 1, func(decided lease.Decision) { d, ok = decided, true })
 		w.until(w.now + w.Timeout.d() + 10*time.Millisecond)
