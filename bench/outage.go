@@ -196,7 +196,7 @@ func demoKeyOf(redisKey string) (key int, ok bool) {
 
 // script is what happens to Redis while the traffic lasts.
 func (o *outage) script(ctx context.Context, f *fleet) error {
-	if !sleepUntil(ctx, f.start.Add(o.opts.For/3)) {
+	if !SleepUntil(ctx, f.start.Add(o.opts.For/3)) {
 		return nil
 	}
 	o.atDown = f.stats()
@@ -206,7 +206,7 @@ func (o *outage) script(ctx context.Context, f *fleet) error {
 	}
 	// From now on, so that it is an outage of that length also where the processors
 	// have too much to do.
-	if !sleepUntil(ctx, time.Now().Add(o.opts.For/3)) {
+	if !SleepUntil(ctx, time.Now().Add(o.opts.For/3)) {
 		return nil
 	}
 	o.atUp = f.stats()
@@ -217,8 +217,8 @@ func (o *outage) script(ctx context.Context, f *fleet) error {
 	return nil
 }
 
-// sleepUntil reports whether it slept until at: false if ctx ended before.
-func sleepUntil(ctx context.Context, at time.Time) bool {
+// SleepUntil reports whether it slept until at: false if ctx ended before.
+func SleepUntil(ctx context.Context, at time.Time) bool {
 	timer := time.NewTimer(time.Until(at))
 	defer timer.Stop()
 	select {

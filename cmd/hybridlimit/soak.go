@@ -17,12 +17,12 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
-	"github.com/hybridlimit/hybridlimit/bench"
+	"github.com/hybridlimit/hybridlimit/bench/soak"
 )
 
 // soakFlags are what soak was told.
 type soakFlags struct {
-	opts       bench.SoakOptions
+	opts       soak.Options
 	url        string
 	allowFlush bool
 	asJSON     bool
@@ -47,7 +47,7 @@ was, the level of the hot key when it came closest to its bound, the heap's live
 bytes, goroutines, keys held by all nodes, and how many faults there were. The bound
 is, at each instant,
 
-` + indent(bench.SoakBound) + `
+` + indent(soak.Bound) + `
 
 At the end there is a summary, also after SIGINT. The exit status is 1 if
 
@@ -135,8 +135,8 @@ func (f *soakFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	fmt.Fprintf(lines, "%d nodes on Redis (%s), %d keys, %s each, %.0f requests/s for %v, seed %d\n",
 		f.opts.Nodes, name, f.opts.Keys, f.opts.Limit, f.opts.Demand, f.opts.For, f.opts.Seed)
 	fmt.Fprintln(lines, soakHeader)
-	f.opts.Report = func(i bench.SoakInterval) { fmt.Fprintln(lines, soakLine(i)) }
-	r, err := bench.Soak(ctx, f.opts)
+	f.opts.Report = func(i soak.Interval) { fmt.Fprintln(lines, soakLine(i)) }
+	r, err := soak.Run(ctx, f.opts)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func flushAll(ctx context.Context, rdb redis.UniversalClient) error {
 // soakReport is the report with where Redis was.
 type soakReport struct {
 	Redis string `json:"redis"`
-	bench.SoakReport
+	soak.Report
 }
 
 // tellSoak prints the summary. It returns an error that names the checks that
@@ -204,7 +204,7 @@ func tellSoak(w io.Writer, r soakReport, asJSON bool) (err error) {
 
 const soakHeader = " elapsed   dec/s  admitted refused   lease   store  memory   local other    p50    p99    max   late   level/bound    heap  goroutines   keys  faults"
 
-func soakLine(i bench.SoakInterval) string {
+func soakLine(i soak.Interval) string {
 	other := int64(0)
 	for name, n := range i.BySource {
 		if !slices.Contains([]string{"lease", "store", "memory", "local"}, name) {

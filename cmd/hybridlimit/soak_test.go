@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hybridlimit/hybridlimit/bench"
+	"github.com/hybridlimit/hybridlimit/bench/soak"
 	"github.com/hybridlimit/hybridlimit/internal/redistest"
 )
 
@@ -163,7 +163,7 @@ func TestSoakRefusesBadFlags(t *testing.T) {
 }
 
 func TestTellSoakFails(t *testing.T) {
-	r := soakReport{"embedded", bench.SoakReport{Formula: bench.SoakBound, Checks: []bench.SoakCheck{
+	r := soakReport{"embedded", soak.Report{Formula: soak.Bound, Checks: []soak.Check{
 		{Name: "level", Verdict: "failed", Detail: "k came closest: 527.0 of 526.0 at 5.0 s"},
 		{Name: "errors", Verdict: "held", Detail: "0"},
 		{Name: "heap", Verdict: "failed", Detail: "9.0 MiB"},

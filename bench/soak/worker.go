@@ -1,4 +1,4 @@
-package bench
+package soak
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hybridlimit/hybridlimit/bench"
 	"github.com/hybridlimit/hybridlimit/hybrid"
 )
 
@@ -48,7 +49,7 @@ func (w *worker) run(ctx context.Context) {
 	next := time.Duration(0)
 	for {
 		next = max(next+time.Duration(w.rand.ExpFloat64()/w.rate*float64(time.Second)), w.s.now()-backlog)
-		if !sleepUntil(ctx, w.s.start.Add(next)) {
+		if !bench.SleepUntil(ctx, w.s.start.Add(next)) {
 			return
 		}
 		w.ask()

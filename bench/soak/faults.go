@@ -1,10 +1,11 @@
-package bench
+package soak
 
 import (
 	"context"
 	"math/rand/v2"
 	"time"
 
+	"github.com/hybridlimit/hybridlimit/bench"
 	"github.com/hybridlimit/hybridlimit/hybrid"
 )
 
@@ -23,12 +24,12 @@ type fault struct {
 // faults are dealt in rounds, each in an order of its own, so that all of them
 // happen in a run that is long enough.
 var faults = []fault{
-	{name: "cut", scope: allNodes, lasts: true, begin: onAll((*Cut).Down)},
+	{name: "cut", scope: allNodes, lasts: true, begin: onAll((*bench.Cut).Down)},
 	{name: "silent", scope: allNodes, lasts: true, begin: onAll(silence)},
 	{name: "slow", scope: allNodes, lasts: true, begin: (*soak).slowed},
 	// Not slow enough for a time-out: no node may be the worse for it.
 	{name: "sluggish", lasts: true, begin: (*soak).sluggish},
-	{name: "node cut off", scope: oneNode, lasts: true, begin: onOne((*Cut).Down)},
+	{name: "node cut off", scope: oneNode, lasts: true, begin: onOne((*bench.Cut).Down)},
 	{name: "node silent", scope: oneNode, lasts: true, begin: onOne(silence)},
 	{name: "node replaced", begin: (*soak).replace},
 	{name: "script flush", begin: (*soak).flushScripts},
@@ -47,9 +48,9 @@ const (
 	leastStretch, mostStretch = 2200 * time.Millisecond, 30 * time.Second
 )
 
-func silence(c *Cut) error { c.Silence(); return nil }
+func silence(c *bench.Cut) error { c.Silence(); return nil }
 
-func onAll(do func(*Cut) error) func(*soak, context.Context, int) error {
+func onAll(do func(*bench.Cut) error) func(*soak, context.Context, int) error {
 	return func(s *soak, _ context.Context, _ int) error {
 		for i := range s.slots {
 			if err := do(s.slots[i].Load().cut); err != nil {
@@ -60,7 +61,7 @@ func onAll(do func(*Cut) error) func(*soak, context.Context, int) error {
 	}
 }
 
-func onOne(do func(*Cut) error) func(*soak, context.Context, int) error {
+func onOne(do func(*bench.Cut) error) func(*soak, context.Context, int) error {
 	return func(s *soak, _ context.Context, slot int) error { return do(s.slots[slot].Load().cut) }
 }
 
@@ -81,7 +82,7 @@ func (s *soak) sluggish(context.Context, int) error {
 // replace closes a node under traffic, and has a new one join.
 func (s *soak) replace(ctx context.Context, slot int) error {
 	s.retire(ctx, slot)
-	sleepUntil(ctx, time.Now().Add(s.span()/8))
+	bench.SleepUntil(ctx, time.Now().Add(s.span()/8))
 	return s.join(slot)
 }
 
@@ -134,7 +135,7 @@ func (s *soak) quiet() time.Duration {
 // the seed alone, but for the instants.
 func (s *soak) script(ctx context.Context) error {
 	r := s.random()
-	if !sleepUntil(ctx, s.start.Add(min(s.span(), s.opts.For/6))) {
+	if !bench.SleepUntil(ctx, s.start.Add(min(s.span(), s.opts.For/6))) {
 		return nil
 	}
 	for round := 0; ; round++ {
@@ -153,7 +154,7 @@ func (s *soak) script(ctx context.Context) error {
 				return err
 			}
 			gap := min(time.Duration(pause*float64(s.span())), s.quiet()-s.now())
-			if !sleepUntil(ctx, time.Now().Add(gap)) {
+			if !bench.SleepUntil(ctx, time.Now().Add(gap)) {
 				return nil
 			}
 		}
@@ -190,7 +191,7 @@ func (s *soak) inject(ctx context.Context, f fault, slot int, long time.Duration
 	err := f.begin(s, ctx, slot)
 	if f.lasts {
 		if err == nil {
-			sleepUntil(ctx, time.Now().Add(long))
+			bench.SleepUntil(ctx, time.Now().Add(long))
 		}
 		s.heal()
 	}

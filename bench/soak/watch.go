@@ -1,4 +1,4 @@
-package bench
+package soak
 
 import (
 	"context"
@@ -56,8 +56,8 @@ func (w *watch) stood(from, to time.Duration) bool {
 // late returns the worst since the last call.
 func (w *watch) late() time.Duration { return time.Duration(w.worst.Swap(0)) }
 
-// SoakInterval is what happened in one interval of a soak.
-type SoakInterval struct {
+// Interval is what happened in one interval of a soak.
+type Interval struct {
 	At        time.Duration // its end, since the start
 	PerSecond float64       // decisions
 	Admitted  int64
@@ -90,7 +90,7 @@ func (s *soak) interval() {
 		at: now, admitted: t.admitted.Load(), refused: t.refused.Load(), sources: t.bySource(),
 		took: t.took.snapshot(), late: s.watch.late(),
 	}
-	i := SoakInterval{
+	i := Interval{
 		At: now, Admitted: next.admitted - was.admitted, Refused: next.refused - was.refused,
 		BySource: map[string]int64{}, Late: next.late, Goroutines: runtime.NumGoroutine(),
 	}

@@ -1,4 +1,7 @@
-package bench
+// Package soak runs a fleet of limiters for as long as one likes, under traffic and
+// with faults all the time, and checks that limits hold, nobody waits, nothing leaks
+// and all heals.
+package soak
 
 import (
 	"context"
@@ -12,13 +15,17 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/hybridlimit/hybridlimit/bench"
 	"github.com/hybridlimit/hybridlimit/hybrid"
 )
 
-// SoakOptions are the settings of a Soak.
-type SoakOptions struct {
+// closeTimeout is how long a node may take to return its leases.
+const closeTimeout = 5 * time.Second
+
+// Options are the settings of a Run.
+type Options struct {
 	// Dial returns a client of one Redis that has not been used yet: each node has
-	// one of its own. Soak closes them.
+	// one of its own. Run closes them.
 	Dial func() (redis.UniversalClient, error)
 	// Flush empties that Redis, now and then; nil if that must not be.
 	Flush func(context.Context) error
@@ -43,10 +50,10 @@ type SoakOptions struct {
 	// to 1m.
 	RedisTimeout time.Duration
 	// Report, if not nil, is told about each interval.
-	Report func(SoakInterval)
+	Report func(Interval)
 }
 
-// OptionError says which field of SoakOptions is out of range.
+// OptionError says which field of Options is out of range.
 type OptionError struct {
 	Field string
 	Value any
@@ -54,10 +61,10 @@ type OptionError struct {
 }
 
 func (e *OptionError) Error() string {
-	return fmt.Sprintf("bench: SoakOptions.%s = %v: want %s", e.Field, e.Value, e.Want)
+	return fmt.Sprintf("soak: Options.%s = %v: want %s", e.Field, e.Value, e.Want)
 }
 
-func (o *SoakOptions) setDefaults() {
+func (o *Options) setDefaults() {
 	if o.For == 0 {
 		o.For = time.Minute
 	}
@@ -84,7 +91,7 @@ func (o *SoakOptions) setDefaults() {
 	}
 }
 
-func (o *SoakOptions) check() error {
+func (o *Options) check() error {
 	var errs []error
 	want := func(ok bool, field string, value any, want string) {
 		if !ok {
@@ -93,7 +100,7 @@ func (o *SoakOptions) check() error {
 	}
 	between := func(d, low, high time.Duration) bool { return d >= low && d <= high }
 	if o.Dial == nil {
-		errs = append(errs, errors.New("bench: SoakOptions.Dial is nil"))
+		errs = append(errs, errors.New("soak: Options.Dial is nil"))
 	}
 	want(between(o.For, 2*time.Second, 24*time.Hour), "For", o.For, "2s to 24h")
 	want(between(o.Every, 100*time.Millisecond, time.Hour), "Every", o.Every, "100ms to 1h")
@@ -109,16 +116,16 @@ func (o *SoakOptions) check() error {
 	return errors.Join(errs...)
 }
 
-// Soak runs a fleet of nodes under traffic, and with faults all the time, and
+// Run runs a fleet of nodes under traffic, and with faults all the time, and
 // checks that limits hold, nobody waits, nothing leaks and all heals. When ctx
 // ends it stops early and reports what there is. An error is about what kept it
 // from running; what the limiter did wrong is in the report.
 //
 // What it remembers does not grow with the time, but for two figures an interval.
-func Soak(ctx context.Context, opts SoakOptions) (SoakReport, error) {
+func Run(ctx context.Context, opts Options) (Report, error) {
 	opts.setDefaults()
 	if err := opts.check(); err != nil {
-		return SoakReport{}, err
+		return Report{}, err
 	}
 	before := runtime.NumGoroutine()
 	s, err := launch(opts)
@@ -135,7 +142,7 @@ func Soak(ctx context.Context, opts SoakOptions) (SoakReport, error) {
 
 // soak is a Soak under way.
 type soak struct {
-	opts   SoakOptions
+	opts   Options
 	prefix string
 	admin  redis.UniversalClient
 	slots  []atomic.Pointer[soakNode]
@@ -179,7 +186,7 @@ type soak struct {
 type soakNode struct {
 	limiter *hybrid.Limiter
 	client  redis.UniversalClient
-	cut     *Cut
+	cut     *bench.Cut
 	name    string
 	retired bool // its books are among those that are gone; guarded by soak.mu
 }
@@ -192,7 +199,7 @@ const (
 )
 
 // launch starts the nodes. Also with an error there is something to close.
-func launch(opts SoakOptions) (*soak, error) {
+func launch(opts Options) (*soak, error) {
 	s := &soak{
 		opts: opts, prefix: fmt.Sprintf("hybridlimit:soak:%x:", rand.Uint64()), start: time.Now(),
 		slots: make([]atomic.Pointer[soakNode], opts.Nodes), faults: map[string]int{},
@@ -226,7 +233,7 @@ func (s *soak) join(slot int) error {
 	if err != nil {
 		return err
 	}
-	n := &soakNode{client: rdb, cut: &Cut{}, name: fmt.Sprintf("node %d of %v", slot+1, s.now().Round(time.Millisecond))}
+	n := &soakNode{client: rdb, cut: &bench.Cut{}, name: fmt.Sprintf("node %d of %v", slot+1, s.now().Round(time.Millisecond))}
 	n.cut.Attach(rdb)
 	n.limiter, err = hybrid.New(rdb, s.opts.Limit, hybrid.Options{
 		Prefix: s.prefix, RedisTimeout: s.opts.RedisTimeout, MinNodes: s.opts.Nodes,

@@ -1,4 +1,4 @@
-package bench
+package soak
 
 import (
 	"sync"
@@ -7,8 +7,8 @@ import (
 	"github.com/hybridlimit/hybridlimit/hybrid"
 )
 
-// SoakBound is the formula of what a level may be in a soak: see meter.
-const SoakBound = `burst + rate·d            d: the longest decision, for a level is fed when a decision returns
+// Bound is the formula of what a level may be in a soak: see meter.
+const Bound = `burst + rate·d            d: the longest decision, for a level is fed when a decision returns
 + min(in, cap)            for each fault: in is what shares admitted in it, and cap
     all cut off             N·c + (W-1)·(burst + rate·t), and until no node owes
                             anything burst + min(burst, in)

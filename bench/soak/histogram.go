@@ -1,4 +1,4 @@
-package bench
+package soak
 
 import (
 	"math/bits"

@@ -1,4 +1,4 @@
-package bench
+package soak
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// SoakReport is what a soak measured.
-type SoakReport struct {
+// Report is what a soak measured.
+type Report struct {
 	Seconds      float64 `json:"seconds"`
 	Seed         uint64  `json:"seed"`
 	Nodes        int     `json:"nodes"`
@@ -75,8 +75,8 @@ type SoakReport struct {
 	StretchAsked int64   `json:"last_stretch_decisions"`
 	StretchRedis int64   `json:"last_stretch_by_redis"`
 
-	Checks []SoakCheck `json:"checks"`
-	Held   bool        `json:"held"`
+	Checks []Check `json:"checks"`
+	Held   bool    `json:"held"`
 }
 
 // Unbalanced is a node whose books are off by some tokens.
@@ -98,8 +98,8 @@ type slowest struct {
 
 func (d slowest) over() float64 { return d.Took - d.Allowed }
 
-// SoakCheck is what one check found.
-type SoakCheck struct {
+// Check is what one check found.
+type Check struct {
 	Name string `json:"name"`
 	// Verdict is "held", "failed" or, where there is nothing to judge by, "skipped".
 	Verdict string `json:"verdict"`
@@ -123,16 +123,16 @@ const (
 )
 
 // judge fills in the checks.
-func (r *SoakReport) judge() {
+func (r *Report) judge() {
 	r.Checks = nil
 	check := func(name string, ok bool, format string, args ...any) {
-		c := SoakCheck{name, held, fmt.Sprintf(format, args...)}
+		c := Check{name, held, fmt.Sprintf(format, args...)}
 		if !ok {
 			c.Verdict = failed
 		}
 		r.Checks = append(r.Checks, c)
 	}
-	skip := func(name, why string) { r.Checks = append(r.Checks, SoakCheck{name, skipped, why}) }
+	skip := func(name, why string) { r.Checks = append(r.Checks, Check{name, skipped, why}) }
 
 	// A millionth of a token is what floating point may be off.
 	check("level", r.Closest.Level <= r.Closest.Bound+1e-6, "%s came closest: %.1f of %.1f at %.1f s",
@@ -157,11 +157,11 @@ func (r *SoakReport) judge() {
 	} else {
 		check("healed", r.StretchRedis > 0, "%d of %d decisions by Redis in the last %.1f s", r.StretchRedis, r.StretchAsked, r.Stretch)
 	}
-	r.Held = !slices.ContainsFunc(r.Checks, func(c SoakCheck) bool { return c.Verdict == failed })
+	r.Held = !slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Verdict == failed })
 }
 
 // Failures names the checks that failed.
-func (r *SoakReport) Failures() (names []string) {
+func (r *Report) Failures() (names []string) {
 	for _, c := range r.Checks {
 		if c.Verdict == failed {
 			names = append(names, c.Name)
@@ -173,16 +173,16 @@ func (r *SoakReport) Failures() (names []string) {
 func mib(bytes float64) float64 { return bytes / (1 << 20) }
 
 // report returns what was measured, but for what is known only later.
-func (s *soak) report() SoakReport {
+func (s *soak) report() Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, took := &s.tallies, s.tallies.took.snapshot()
-	r := SoakReport{
+	r := Report{
 		Seconds: s.end.Seconds(), Seed: s.opts.Seed, Nodes: s.opts.Nodes, Keys: s.opts.Keys,
 		Limit: s.opts.Limit.String(), Burst: s.opts.Limit.Burst, RedisTimeout: millis(s.opts.RedisTimeout),
 		Admitted: t.admitted.Load(), Refused: t.refused.Load(), BySource: t.bySource(),
 		GaveUp: t.gaveUp.Load(), ToClosed: t.closed.Load(), Failed: t.failed.Load(), NewKeys: s.newKeys.Load(),
-		Faults: maps.Clone(s.faults), Max: millis(s.longest) * 1e3, Late: millis(s.late), Slowest: s.slow, Formula: SoakBound,
+		Faults: maps.Clone(s.faults), Max: millis(s.longest) * 1e3, Late: millis(s.late), Slowest: s.slow, Formula: Bound,
 		P50: millis(took.quantile(0.5)) * 1e3, P99: millis(took.quantile(0.99)) * 1e3,
 		Intervals: len(s.heap), GoroutinesPeak: s.peak,
 		Closed: s.closed, UncleanCloses: s.unclean, Unbalanced: s.unbalanced, Owed: s.owed,
