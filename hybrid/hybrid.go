@@ -44,6 +44,12 @@ type (
 	LimitError = lease.LimitError
 	// CostError is returned for a cost that can never be admitted.
 	CostError = lease.CostError
+	// Request is one of several that AllowAll decides together: Key, and N, its cost
+	// in tokens.
+	Request = lease.Request
+	// AllDecision is the answer to them: the Decision that counts, the Index of the
+	// request that it is about, and Each request's own.
+	AllDecision = lease.AllDecision
 	// Client is what a Limiter needs of go-redis.
 	Client = lua.Client
 )
@@ -339,6 +345,23 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, 
 // change.
 func (l *Limiter) AllowLimit(ctx context.Context, key string, limit Limit, n int64) (Decision, error) {
 	return l.cache.TakeLimit(ctx, key, limit, n)
+}
+
+// AllowAll decides whether requests on several keys, say of a user, a tenant and the
+// service as a whole, may go ahead together. Each key is charged if all may, none
+// otherwise: what was taken meanwhile goes back to the lease it came from or, for a
+// key without one, to Redis. Put first what refuses most often.
+//
+// If they are refused the decision is about the one that has to wait longest, Index
+// says which: refused again it may be for another reason. If all are admitted it is
+// about the one with the fewest tokens remaining. Keys may be anywhere in a cluster:
+// each is a call of its own, those that have to be made share a round trip.
+//
+// Errors as AllowN, in words that say which request; then nothing is charged. A
+// bucket without leases that is full but for the tokens taken and what comes in two
+// RedisTimeouts may keep missing these tokens, as it would have run over otherwise.
+func (l *Limiter) AllowAll(ctx context.Context, requests ...Request) (AllDecision, error) {
+	return l.cache.TakeAll(ctx, requests)
 }
 
 // Peek tells what a request of cost 1 would meet, without charging anything.

@@ -341,4 +341,19 @@ var mutations = []mutation{
 		"r.source, wait = g.Source, min(wait, t.period)", "r.source = g.Source",
 		"fallback", "^TestRecoveryIsNoticed$",
 	},
+	{
+		"all: what a bucket that ran over was charged with goes back", "lease/all.go",
+		"return float64(remaining+1+h.known.outstanding+n)+refill <= float64(t.limit.Burst)", "return refill >= 0 || n+age+remaining < 0",
+		"lease", "^TestAllGivesBackNothingTwice$",
+	},
+	{
+		"all: nothing is taken back", "lease/all.go",
+		"if t := &taken[i]; t.err == nil && t.d.Allowed {\n\t\t\tc.undo", "if t := &taken[i]; t.err != nil && t.d.Allowed {\n\t\t\tc.undo",
+		"lease", "^TestAllTakesBack$",
+	},
+	{
+		"all: a token taken back is out twice", "lease/all.go",
+		"\t\tu.Spent -= k\n", "",
+		"lease", "^TestAllTakesBack$",
+	},
 }

@@ -39,6 +39,7 @@ type book struct {
 	dearest    map[*node]int64 // the largest cost asked of it
 	inexact    bool            // more may be out than the store knows
 	costly     bool            // some request costs more than 1
+	vague      bool            // some request was for all keys: when it took which is not known
 
 	granted int64           // by the store, in all
 	mine    map[*node]int64 // of these
@@ -54,7 +55,8 @@ type book struct {
 }
 
 type admission struct {
-	at     time.Duration
+	since  time.Duration // taken at some instant between
+	at     time.Duration // and here
 	tokens int64
 	node   *node
 	from   lease.Source // SourceStore, SourceLocal or SourcePolicy
@@ -88,6 +90,7 @@ func (j *judge) init(w *world) {
 	for _, key := range w.keys {
 		j.books[key] = &book{
 			slow: map[*node]int64{}, dearest: map[*node]int64{}, mine: map[*node]int64{}, seen: map[*node]int64{},
+			vague:   slices.ContainsFunc(w.Traffic, func(t traffic) bool { return t.All }),
 			charged: map[*node]time.Duration{}, bound: map[*node]bound{},
 		}
 	}
@@ -111,17 +114,11 @@ func (j *judge) counted(n int) {
 	j.few, j.many = min(j.few, max(1, n)), max(j.many, n)
 }
 
-var dbg bool
-
-// decided takes in a decision.
-func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d lease.Decision, asked, stood time.Duration) {
+// decided takes in a decision on a request that was made at asked. With others together
+// it may have been made long before it is told.
+func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d lease.Decision, asked, stood time.Duration, together bool) {
 	w, b := j.w, j.books[key]
 	j.decisions++
-	if dbg && w.now > w.For.d()+time.Second {
-		bb := w.store.Bucket(key)
-		l, k := n.Held(key)
-		fmt.Println("DBG", w.now, n.place, key, cost, d.Allowed, d.Source, d.Remaining, d.RetryAfter, "bucket", bb.Tokens(), bb.Outstanding(), "held", l, k, n.Stats().Calls, n.Stats().Unknown)
-	}
 	j.digest = j.digest*31 + uint64(w.now)
 	j.digest = j.digest*31 + uint64(n.id+n.w.Nodes*int(cost))
 	j.digest = j.digest*31 + uint64(d.Remaining) + uint64(d.RetryAfter)<<8 + uint64(d.Source)<<40
@@ -146,7 +143,7 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 		if limit.OnFailure != lease.Allow {
 			j.fail("node %d: admitted by policy %v", n.place, limit.OnFailure)
 		}
-		b.admissions = append(b.admissions, admission{at.Truncate(time.Microsecond), cost, n, d.Source})
+		b.admissions = append(b.admissions, admission{at, at, cost, n, d.Source})
 		return
 	case lease.SourceLocal:
 		j.local += cost
@@ -157,7 +154,10 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 	if d.Source == lease.SourceLocal && limit.OnFailure != lease.Degrade {
 		j.fail("node %d: admitted by its share, the policy is %v", n.place, limit.OnFailure)
 	}
-	if d.Source == lease.SourceLease && b.unclaimed(n, w.now) == 0 {
+	since := at
+	if together {
+		since, at = asked, w.now
+	} else if d.Source == lease.SourceLease && b.unclaimed(n, w.now) == 0 {
 		// What was spent just now was out before, a token of it at least.
 		if truth, _, ok := j.held(key, b); ok && !b.inexact && truth+cost > j.outstanding(key)+b.mixed(n)+cost-1 {
 			j.fail("%s: %d tokens out with those that node %d spent, the store knows of %d", key, truth+cost, n.place, j.outstanding(key))
@@ -168,7 +168,7 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 	if d.Source == lease.SourceLocal {
 		from = d.Source
 	}
-	b.admissions = append(b.admissions, admission{at.Truncate(time.Microsecond), cost, n, from})
+	b.admissions = append(b.admissions, admission{since.Truncate(time.Microsecond), at.Truncate(time.Microsecond), cost, n, from})
 	j.sample(b)
 }
 
@@ -204,7 +204,7 @@ func (j *judge) heard(m *message) {
 		b := j.books[c.Key]
 		b.charged[m.n] = m.executed
 		if m.answers[i].Err == nil {
-			b.bound[m.n] = bound{b.unclaimed(m.n, j.w.now) + m.answers[i].Grant.Bound, j.w.now + 4*c.TTL}
+			b.bound[m.n] = bound{b.unclaimed(m.n, j.w.now) + m.answers[i].Grant.Bound, j.w.now + 4*max(c.TTL, m.answers[i].Grant.TTL)}
 			b.seen[m.n] = b.granted - b.mine[m.n]
 		}
 	}
@@ -468,6 +468,14 @@ func (j *judge) storeLevel(key int, b *book, limit lease.Limit, since time.Durat
 	}
 	level, last := 0.0, since
 	from := 0
+	if b.vague {
+		for _, c := range b.credits {
+			most += c.tokens
+		}
+		level = b.leastPeak(limit, func(a admission) bool { return a.from == lease.SourceStore && a.since >= since })
+		j.within(fmt.Sprintf("level of the store's tokens by %v", limit), key, 0, level, most)
+		return
+	}
 	for _, a := range b.admissions {
 		if a.from != lease.SourceStore || a.at < since {
 			continue
@@ -489,6 +497,17 @@ func (j *judge) storeLevel(key int, b *book, limit lease.Limit, since time.Durat
 		}
 		j.within(fmt.Sprintf("level of the store's tokens by %v", limit), key, a.at, level, bound)
 	}
+}
+
+// leastPeak is the peak of the level of some admissions, whenever each was taken.
+func (b *book) leastPeak(limit lease.Limit, some func(a admission) bool) float64 {
+	var trace []lease.Admission
+	for _, a := range b.admissions {
+		if some(a) {
+			trace = append(trace, lease.Admission{Start: a.since, End: a.at, N: a.tokens})
+		}
+	}
+	return lease.PeakLevel(limit, trace)
 }
 
 // horizon is how long a lease can live, and be on its way.
@@ -516,6 +535,7 @@ func (j *judge) localLevels(key int, b *book) {
 		w = max(w, 1/float64(j.least.Burst))
 	}
 	w = min(1, w)
+	const unchanged = 1.01 // a share's rate is not set anew for less
 	type meter struct {
 		level, bound float64
 		last         time.Duration
@@ -530,10 +550,20 @@ func (j *judge) localLevels(key int, b *book) {
 			m = &meter{bound: min(burst, max(float64(b.dearest[a.node]), math.Floor(w*burst+rounding))) + float64(b.mixed(a.node)) + j.tick()}
 			meters[a.node] = m
 		}
-		const unchanged = 1.01 // a share's rate is not set anew for less
+		if b.vague {
+			continue
+		}
 		m.level = max(0, m.level-w*j.most.Rate*unchanged*(a.at-m.last).Seconds()) + float64(a.tokens)
 		m.last = a.at
 		j.within(fmt.Sprintf("level of node %d's share", a.node.place), key, a.at, m.level, m.bound)
+	}
+	if b.vague {
+		for n, m := range meters {
+			m.level = b.leastPeak(lease.Limit{Rate: w * j.most.Rate * unchanged, Burst: j.most.Burst}, func(a admission) bool {
+				return a.from == lease.SourceLocal && a.node == n
+			})
+			j.within(fmt.Sprintf("level of node %d's share", n.place), key, 0, m.level, m.bound)
+		}
 	}
 }
 
@@ -563,6 +593,9 @@ func (j *judge) wholeLevel(key int, b *book) {
 			}
 		}
 		bound += around(b.owed, a.at) + j.tick()
+		if b.vague {
+			continue // its parts are judged
+		}
 		j.within("level of all", key, a.at, level, bound)
 	}
 }

@@ -334,12 +334,7 @@ func (l leaving) Err() error {
 func (n *node) ask(key string, cost int64, then func(d lease.Decision)) {
 	n.do(func() {
 		w := n.w
-		ctx := context.Background()
-		if w.Leaving > 0 && w.rand.Float64() < w.Leaving {
-			at := w.now + 1 + time.Duration(w.rand.Float64()*float64(w.Timeout.d()))
-			ctx = leaving{ctx, w, at}
-			w.at(at, n.settle)
-		}
+		ctx := n.patience()
 		limit := w.limit(n.version)
 		asked, stood := w.now, n.gone
 		n.asked++
@@ -364,9 +359,47 @@ func (n *node) ask(key string, cost int64, then func(d lease.Decision)) {
 			w.judge.fail("node %d: a request of %d on %s = %v: want no error", n.place, cost, key, err)
 			return
 		}
-		w.judge.decided(n, key, cost, limit, d, asked, n.gone-stood)
+		w.judge.decided(n, key, cost, limit, d, asked, n.gone-stood, false)
 		if then != nil {
 			then(d)
+		}
+	})
+}
+
+// patience is the context of a request, which may leave.
+func (n *node) patience() context.Context {
+	w := n.w
+	if w.Leaving == 0 || w.rand.Float64() >= w.Leaving {
+		return context.Background()
+	}
+	at := w.now + 1 + time.Duration(w.rand.Float64()*float64(w.Timeout.d()))
+	w.at(at, n.settle)
+	return leaving{context.Background(), w, at}
+}
+
+// askAll makes one request that needs tokens of all keys.
+func (n *node) askAll(cost int64) {
+	n.do(func() {
+		w := n.w
+		var requests []lease.Request
+		for _, key := range w.keys {
+			requests = append(requests, lease.Request{Key: key, N: cost})
+		}
+		asked, stood := w.now, n.gone
+		d, err := n.TakeAll(n.patience(), requests)
+		if n.dead || err != nil && (errors.Is(err, context.Canceled) || errors.Is(err, lease.ErrCost) || n.closing) {
+			return
+		}
+		if err != nil {
+			w.judge.fail("node %d: a request for all keys = %v: want no error", n.place, err)
+		}
+		if !d.Allowed {
+			return
+		}
+		// Here it waits for one key after the other.
+		stood = n.gone - stood + time.Duration(len(requests)-1)*w.Timeout.d()
+		for i, q := range requests {
+			w.judge.decided(n, q.Key, cost, w.limit(n.version), d.Each[i], asked, stood, true)
 		}
 	})
 }

@@ -81,7 +81,11 @@ func (w *world) offer(t traffic, end time.Duration) {
 		if place < 0 {
 			place = w.rand.IntN(w.Nodes)
 		}
-		if n := w.nodeAt(place); n != nil {
+		switch n := w.nodeAt(place); {
+		case n == nil:
+		case t.All:
+			n.askAll(cost)
+		default:
 			n.ask(key, cost, nil)
 		}
 	}

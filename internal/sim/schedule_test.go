@@ -59,6 +59,7 @@ type traffic struct {
 	Node    int     // -1: all
 	Demand  float64 // in rates; of a burst: in bursts
 	AtOnce  bool
+	All     bool `json:",omitempty"` // of all keys together, or none
 }
 
 // fault is something that goes wrong at a time, for a time.
@@ -179,6 +180,7 @@ func (s schedule) drawTraffic(t *rapid.T) traffic {
 		p.For, p.Demand = 0, pick(t, "bursts", 1, 0.3, 2)
 		p.Demand = min(p.Demand, 600*float64(p.Cost)/float64(s.Burst))
 	}
+	p.All = s.Keys > 1 && whole(t, "all", 0, 2) == 2
 	return p
 }
 
