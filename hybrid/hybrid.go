@@ -364,6 +364,28 @@ func (l *Limiter) AllowAll(ctx context.Context, requests ...Request) (AllDecisio
 	return l.cache.TakeAll(ctx, requests)
 }
 
+// SetLimits puts other limits in force, all at once: each request is decided by the
+// old ones or by the new ones. A key that is in use turns to its new limit within two
+// lease periods; at once if it was being refused and the new limit allows more. Its
+// bucket keeps its tokens, up to the new burst, and gains none. A limit that is the
+// same as before is not touched; one that came with a request (AllowLimit) stays.
+//
+// version numbers them as Options.LimitsVersion does. With a version above the one in
+// force nodes that were not told yet go by the new limit too, once they meet it in
+// the bucket; only a limit that denies everything is not told to others. A version
+// that is in force already changes nothing, unless it is 0, and one that is older is
+// an error.
+func (l *Limiter) SetLimits(limits Limits, version int64) error {
+	if isNil(limits) {
+		return errors.New("hybrid: limits is nil: want a Limit, a LimitFunc or a Table")
+	}
+	err := l.cache.SetLimits(limits, version)
+	if bad, ok := errors.AsType[*lease.OptionError](err); ok {
+		return fmt.Errorf("hybrid: version %v: want %s", bad.Value, bad.Want)
+	}
+	return err
+}
+
 // Peek tells what a request of cost 1 would meet, without charging anything.
 func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.cache.Peek(ctx, key)

@@ -48,6 +48,9 @@ func (c *Cache) TakeAll(ctx context.Context, requests []Request) (AllDecision, e
 	for i, r := range requests {
 		h, err := c.holdingOf(r.Key)
 		if err == nil {
+			err = c.renew(h)
+		}
+		if err == nil {
 			if t := h.terms.Load(); r.N < 0 || r.N > t.limit.Burst && !t.zero {
 				err = &CostError{Cost: r.N, Burst: t.limit.Burst}
 			}

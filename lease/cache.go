@@ -18,14 +18,13 @@ type Cache struct {
 	table  table
 	clock  clock
 	store  Store
-	limits Limits
 	opts   Options
 	closed atomic.Bool
 
 	local    Local         // store, if it is one
 	patience time.Duration // how long a request waits for the store
 
-	fixed  *terms // the terms of all keys when limits is one Limit
+	limits atomic.Pointer[snapshot]
 	recent atomic.Pointer[terms]
 
 	send struct {
@@ -60,18 +59,12 @@ func newCache(store Store, limits Limits, opts Options, stepped bool) (*Cache, e
 	if store == nil {
 		err = errors.Join(err, errors.New("lease: store is nil"))
 	}
-	c := &Cache{store: store, limits: limits, opts: opts, done: make(chan struct{})}
-	switch l := limits.(type) {
-	case nil:
-		err = errors.Join(err, errors.New("lease: limits is nil"))
-	case Limit:
-		t, limitErr := newTerms(l, opts.Version, opts.LeasePeriod)
-		c.fixed = t
-		err = errors.Join(err, limitErr)
-	}
-	if err != nil {
+	c := &Cache{store: store, opts: opts, done: make(chan struct{})}
+	first, limitsErr := newSnapshot(limits, opts.Version, opts.LeasePeriod)
+	if err = errors.Join(err, limitsErr); err != nil {
 		return nil, err
 	}
+	c.limits.Store(first)
 	c.patience = opts.Timeout
 	if c.local, _ = store.(Local); c.local != nil {
 		c.patience += grace
@@ -167,6 +160,9 @@ func (c *Cache) afterHit(h *holding, left int64) {
 // takeSlow decides what no current lease could. With as it decides by those
 // terms, not the key's own, should the key be evicted meanwhile.
 func (c *Cache) takeSlow(ctx context.Context, h *holding, n int64, as *terms) (Decision, error) {
+	if err := c.renew(h); err != nil {
+		return Decision{}, err
+	}
 	t := h.terms.Load()
 	if t.zero && n >= 0 {
 		return c.forbidden(t)
@@ -323,6 +319,10 @@ func (c *Cache) finished(h *holding, w *waiter) (Decision, error) {
 // withoutStore decides a request of cost n that the store did not decide in
 // time: by what this node may admit by itself, or else by the limit's policy.
 func (c *Cache) withoutStore(h *holding, n int64) Decision {
+	if h.terms.Load().zero {
+		d, _ := c.forbidden(h.terms.Load()) // since it waits
+		return d
+	}
 	if c.local == nil {
 		return c.onFailure(h)
 	}
@@ -379,9 +379,10 @@ func (c *Cache) holdingAs(key string, t *terms) (*holding, error) {
 	if h := c.table.get(key); h != nil {
 		return h, nil
 	}
+	of := c.limits.Load()
 	if t == nil {
 		var err error
-		if t, err = c.termsFor(key); err != nil {
+		if t, err = c.termsFor(of, key); err != nil {
 			return nil, err
 		}
 	}
@@ -390,19 +391,12 @@ func (c *Cache) holdingAs(key string, t *terms) (*holding, error) {
 		// A copy: the caller's may be a part of a large request.
 		h := &holding{key: strings.Clone(key), hash: hash, lastEpoch: -1}
 		h.low.Store(-1)
+		h.of.Store(of)
 		h.terms.Store(t)
 		h.shown.Store(t)
 		h.touched = c.clock.now()
 		return h
 	}), nil
-}
-
-// termsFor returns the terms of a key that has no holding.
-func (c *Cache) termsFor(key string) (*terms, error) {
-	if c.fixed != nil {
-		return c.fixed, nil
-	}
-	return c.termsOf(c.limits.For(key), c.opts.Version)
 }
 
 // termsOf prepares a limit. Keys mostly share a few limits, so the one prepared
@@ -429,7 +423,7 @@ func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (d 
 		err = c.decide(ctx, h, n, &d)
 		return d, err
 	}
-	t, err := c.termsOf(l, c.opts.Version)
+	t, err := c.termsOf(l, c.limits.Load().version)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -449,6 +443,7 @@ func (c *Cache) TakeLimit(ctx context.Context, key string, l Limit, n int64) (d 
 	if !h.gone && h.terms.Load().limit != l {
 		h.changeLocked(t)
 	}
+	h.asked = true
 	h.mu.Unlock()
 	return c.takeSlow(ctx, h, n, t)
 }

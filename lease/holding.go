@@ -18,19 +18,21 @@ type holding struct {
 	hash uint64
 	next atomic.Pointer[holding] // in the table's bucket
 
-	left       atomic.Int64            // tokens of the current lease
-	spendUntil atomic.Int64            // its deadline less coarseLag; 0: no lease
-	low        atomic.Int64            // refill early when left falls to this; -1: do not
-	more       atomic.Bool             // there are leases after the current one
-	evicted    atomic.Bool             // gone, readable without mu
-	balance    atomic.Int64            // what the bucket had when last asked
-	terms      atomic.Pointer[terms]   // the limit in force
-	shown      atomic.Pointer[terms]   // what decisions by the current lease show
-	denial     atomic.Pointer[refusal] // nil: none remembered
-	refused    atomic.Int64            // tokens refused from memory, not yet in demand
+	left       atomic.Int64             // tokens of the current lease
+	spendUntil atomic.Int64             // its deadline less coarseLag; 0: no lease
+	low        atomic.Int64             // refill early when left falls to this; -1: do not
+	more       atomic.Bool              // there are leases after the current one
+	evicted    atomic.Bool              // gone, readable without mu
+	balance    atomic.Int64             // what the bucket had when last asked
+	terms      atomic.Pointer[terms]    // the limit in force
+	of         atomic.Pointer[snapshot] // the limits that was looked up in
+	shown      atomic.Pointer[terms]    // what decisions by the current lease show
+	denial     atomic.Pointer[refusal]  // nil: none remembered
+	refused    atomic.Int64             // tokens refused from memory, not yet in demand
 
 	mu       sync.Mutex // guards all below; taken after a shard's, before Cache.send and wheel
 	gone     bool       // evicted: no longer in the table
+	asked    bool       // the limit came with a request
 	flying   bool       // a call is in flight or about to be
 	inWheel  bool
 	refill   bool    // the call should fetch a lease though nobody waits

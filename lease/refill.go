@@ -106,6 +106,7 @@ func (c *Cache) sendBatch(batch []*holding) {
 	calls := make([]Call, 0, len(batch))
 	flying := batch[:0]
 	for _, h := range batch {
+		_ = c.renew(h) // a limit that is wrong is told to who asks
 		if call, ok := h.begin(c, sent); ok {
 			calls = append(calls, call)
 			flying = append(flying, h)

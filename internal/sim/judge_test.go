@@ -96,7 +96,7 @@ func (j *judge) init(w *world) {
 	}
 	j.most, j.least = w.limit(0), w.limit(0)
 	for _, f := range w.Faults {
-		if f.Kind == change || f.Kind == rollout {
+		if f.Kind == change || f.Kind == rollout || f.Kind == reload {
 			j.most.Rate, j.most.Burst = max(w.Rate, w.Limit2.Rate), max(w.Burst, w.Limit2.Burst)
 			j.least.Rate, j.least.Burst = min(w.Rate, w.Limit2.Rate), min(w.Burst, w.Limit2.Burst)
 		}

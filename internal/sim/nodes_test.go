@@ -97,7 +97,7 @@ func (w *world) storeClock() time.Duration { return leasetest.NewClock().Now() +
 // firstVersion is 0, the latest call wins, unless versions are rolled out.
 func (w *world) firstVersion() int64 {
 	for _, f := range w.Faults {
-		if f.Kind == rollout {
+		if f.Kind == rollout || f.Kind == reload {
 			return 1
 		}
 	}

@@ -143,6 +143,14 @@ func (w *world) strike(f fault) {
 			n.stop()
 			w.add(n.place, n.version+1)
 		})
+	case reload:
+		w.each(f.Node, func(n *node) {
+			n.do(func() {
+				if n.version++; n.SetLimits(w.limit(n.version), n.version) != nil {
+					w.judge.fail("node %d: SetLimits does not take version %d", n.place, n.version)
+				}
+			})
+		})
 	case join:
 		if len(w.live()) < 8 {
 			w.add(w.Nodes+len(w.nodes), w.firstVersion())

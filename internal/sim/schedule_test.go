@@ -93,6 +93,7 @@ const (
 	suspend      kind = "suspend"       // the machine stops, its monotonic clock too
 	evictHere    kind = "evict on node" // a node forgets a key
 	change       kind = "change limit"  // of a key, by the node, from now on
+	reload       kind = "set limits"    // the next version of the limits, in a node that goes on
 	rollout      kind = "roll out"      // the node restarts with the next version of the limits
 )
 
@@ -189,14 +190,14 @@ var modes = [...][]kind{
 	// Everything.
 	{
 		loseRequests, loseReplies, delayed, duplicate, silence, refuse, errorReplies, flap, flush, evict, failover,
-		clockStep, crash, leave, join, pause, suspend, evictHere, change, rollout,
+		clockStep, crash, leave, join, pause, suspend, evictHere, change, reload, rollout,
 	},
 	// Nothing that may cost a token more.
 	{loseRequests, loseReplies, delayed, silence, refuse, errorReplies, crash, leave, join, pause, evictHere},
 	// The store is down for all at once.
 	{silence, refuse, errorReplies, flap},
 	// Changes of the limit.
-	{change, rollout, leave, join, loseReplies, evictHere},
+	{change, reload, reload, rollout, leave, join, loseReplies, evictHere},
 	// Clocks.
 	{clockStep, clockStep, pause, suspend, loseReplies, delayed},
 	// The store's memory.
