@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -243,6 +245,9 @@ func (c *Cache) Close(ctx context.Context) error {
 		h.mu.Unlock()
 		return true
 	})
+	if c.clock.stepped { // not by hash, which is another each time
+		slices.SortFunc(open, func(a, b *holding) int { return strings.Compare(a.key, b.key) })
+	}
 	c.send.Lock()   // launchLocked adds to running under it, or sees closed
 	c.send.Unlock() //nolint:staticcheck // empty on purpose
 	for _, h := range open {

@@ -175,7 +175,9 @@ for i = 1, #KEYS do
   -- 5. Grant: at most a fair share of the refill, or of a bucket that has more
   -- what the others would leave, and of that, beyond what waits, half.
   local avail = floor(units / per)
-  local flow, period = burst, floor(ttl / 2)
+  -- A lease is no longer than asked for, though the bucket's ttl may be.
+  local term = min(ttl, c_ttl)
+  local flow, period = burst, floor(term / 2)
   if period <= floor(burst * per / count) then flow = floor(period * count / per) end
   local fair, others = 0, 0
   if share == 0 then
@@ -236,7 +238,7 @@ for i = 1, #KEYS do
     flags = flags + 4
     for _, x in ipairs({ version, burst, count, per }) do tail[#tail + 1] = x end
   end
-  for _, x in ipairs({ granted, at_once, epoch, floor(ttl * 95 / 100), max(0, floor(units / per)),
+  for _, x in ipairs({ granted, at_once, epoch, floor(term * 95 / 100), max(0, floor(units / per)),
     wait, fill, pace, out0 + out1, max(1, act0, act1), flags, dem1 }) do
     reply[#reply + 1] = x
   end

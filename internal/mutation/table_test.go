@@ -47,7 +47,7 @@ var mutations = []mutation{
 	},
 	{
 		"reference: no pace", "lease/leasetest/bucket.go",
-		"\t\tg.Pace = micros(b.ttl / 2)\n", "",
+		"\t\tg.Pace = micros(min(b.ttl, ttl) / 2)\n", "",
 		"lease", "^TestScenario02_OneNodeSaturates$|^TestScenario11_HerdAfterExhaustion$",
 	},
 
@@ -355,5 +355,10 @@ var mutations = []mutation{
 		"all: a token taken back is out twice", "lease/all.go",
 		"\t\tu.Spent -= k\n", "",
 		"lease", "^TestAllTakesBack$",
+	},
+	{
+		"reference: the pace of a lowered burst is that of the old one", "lease/leasetest/bucket.go",
+		"g.Pace = micros(min(b.ttl, ttl) / 2)", "g.Pace = micros(b.ttl / 2)",
+		"internal/sim", "^TestLoweredBurstIsNotStarved$",
 	},
 }

@@ -19,11 +19,14 @@ type judge struct {
 	w      *world
 	wrong  []string
 	books  map[string]*book
+	debts  map[*node]int64 // that the store was charged with
 	digest uint64
 	most   lease.Limit // the largest of all limits in force in this run
 	least  lease.Limit
 	whole  bool
-	few    int // the least number of nodes at a time
+	base   int64 // owed when the store was last within reach
+	over   bool  // the run: nodes close now
+	few    int   // the least number of nodes at a time
 	many   int
 
 	decisions, calls int64
@@ -35,11 +38,14 @@ type judge struct {
 type book struct {
 	admissions []admission
 	credits    []credit
-	slow       map[*node]int64 // the most a node with a slow clock held
-	dearest    map[*node]int64 // the largest cost asked of it
-	inexact    bool            // more may be out than the store knows
-	costly     bool            // some request costs more than 1
-	vague      bool            // some request was for all keys: when it took which is not known
+	slow       map[*node]int64         // the most a node with a slow clock held
+	dearest    map[*node]int64         // the largest cost asked of it
+	blurred    time.Duration           // until then more may be out than the store knows
+	costly     bool                    // some request costs more than 1
+	store      gauge                   // of the store's tokens
+	every      gauge                   // of all
+	until      map[*node]time.Duration // leases it heard of end by then
+	vague      bool                    // some request was for all keys: when it took which is not known
 
 	granted int64           // by the store, in all
 	mine    map[*node]int64 // of these
@@ -52,6 +58,79 @@ type book struct {
 
 	errors []credit // E, at the start of an outage
 	owed   []credit // U, as of then
+}
+
+// gauge is a level of admissions that is known at any time: a lower bound.
+type gauge struct {
+	seen  int
+	level float64
+	last  time.Duration
+	zero  time.Duration // when it was 0 last
+}
+
+func (g *gauge) upTo(b *book, rate float64, now time.Duration, all bool) float64 {
+	for ; g.seen < len(b.admissions); g.seen++ {
+		a := b.admissions[g.seen]
+		if !all && a.from != lease.SourceStore {
+			continue
+		}
+		if a.since >= g.last {
+			g.drain(rate, a.since)
+			g.level += float64(a.tokens)
+		} else if g.zero < a.since {
+			g.level += float64(a.tokens)
+		}
+	}
+	g.drain(rate, now)
+	return g.level
+}
+
+func (g *gauge) drain(rate float64, now time.Duration) {
+	if now <= g.last {
+		return
+	}
+	g.level -= rate * (now - g.last).Seconds()
+	g.last = now
+	if g.level <= 0 {
+		g.level, g.zero = 0, now
+	}
+}
+
+// potential checks, after a call, that what was admitted and what can still be is no
+// more than a bucket: level + b + O <= C, and what faults gave.
+func (j *judge) potential(key string, b *book, tokens float64, out int64) {
+	if j.most != j.least {
+		return
+	}
+	now := j.w.now
+	bound := float64(j.most.Burst) + float64(b.mixed(nil)) + j.tick() + rounding
+	whole := bound
+	for _, n := range b.slow {
+		bound += float64(n)
+	}
+	for _, c := range b.credits {
+		bound += c.tokens
+	}
+	if got := b.store.upTo(b, j.most.Rate, now, false) + tokens + float64(out); got > bound {
+		j.fail("%s: level + balance + out = %.3f: want at most %.3f", key, got, bound)
+	}
+	if !j.whole {
+		return
+	}
+	d := int64(1)
+	for _, c := range b.dearest {
+		d = max(d, c)
+	}
+	whole += float64(max(0, d*int64(j.many)-j.most.Burst))
+	for _, c := range b.errors {
+		whole += c.tokens
+	}
+	for _, n := range j.w.nodes {
+		whole += float64(n.fallback.Stats().Owed)
+	}
+	if got := b.every.upTo(b, j.most.Rate, now, true) + tokens + float64(out); got > whole {
+		j.fail("%s: level of all + balance + out = %.3f: want at most %.3f", key, got, whole)
+	}
 }
 
 type admission struct {
@@ -85,7 +164,7 @@ type shown struct {
 
 func (j *judge) init(w *world) {
 	j.w = w
-	j.books = map[string]*book{}
+	j.books, j.debts = map[string]*book{}, map[*node]int64{}
 	j.whole = w.schedule.whole()
 	for _, key := range w.keys {
 		j.books[key] = &book{
@@ -111,6 +190,9 @@ func (j *judge) fail(format string, args ...any) {
 
 // counted notes how many nodes there are.
 func (j *judge) counted(n int) {
+	if j.over {
+		return
+	}
 	j.few, j.many = min(j.few, max(1, n)), max(j.many, n)
 }
 
@@ -159,7 +241,7 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 		since, at = asked, w.now
 	} else if d.Source == lease.SourceLease && b.unclaimed(n, w.now) == 0 {
 		// What was spent just now was out before, a token of it at least.
-		if truth, _, ok := j.held(key, b); ok && !b.inexact && truth+cost > j.outstanding(key)+b.mixed(n)+cost-1 {
+		if truth, _, ok := j.held(key, b); ok && w.now >= b.blurred && truth+cost > j.outstanding(key)+b.mixed(n)+cost-1 {
 			j.fail("%s: %d tokens out with those that node %d spent, the store knows of %d", key, truth+cost, n.place, j.outstanding(key))
 		}
 	}
@@ -195,6 +277,12 @@ func (j *judge) sample(b *book) {
 	for _, n := range j.w.nodes {
 		owed += n.fallback.Stats().Owed
 	}
+	// No store, no use of it that the debt does not show in.
+	if slices.ContainsFunc(j.w.net.ways, func(t *trouble) bool { return t.on }) {
+		owed = min(owed, j.base)
+	} else {
+		j.base = owed
+	}
 	b.owed = append(b.owed, credit{j.w.now, float64(min(owed, j.most.Burst))})
 }
 
@@ -206,6 +294,12 @@ func (j *judge) heard(m *message) {
 		if m.answers[i].Err == nil {
 			b.bound[m.n] = bound{b.unclaimed(m.n, j.w.now) + m.answers[i].Grant.Bound, j.w.now + 4*max(c.TTL, m.answers[i].Grant.TTL)}
 			b.seen[m.n] = b.granted - b.mine[m.n]
+			if g := m.answers[i].Grant; g.Tokens > g.Bound {
+				if b.until == nil {
+					b.until = map[*node]time.Duration{}
+				}
+				b.until[m.n] = max(b.until[m.n], m.sent+g.TTL)
+			}
 		}
 	}
 }
@@ -220,7 +314,7 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 			told += r.Spent + r.Returned
 		}
 		if !first && told > 0 {
-			b.inexact = true
+			b.blurred = w.now + j.horizon()
 			b.credits = append(b.credits, credit{w.now, float64(told)})
 		}
 		j.held(c.Key, b) // before: a call may report what was live
@@ -237,6 +331,7 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 		if first {
 			b.granted += g.Tokens
 			b.mine[m.n] += g.Tokens
+			j.debts[m.n] += c.Debt
 		}
 		bucket := w.store.Bucket(c.Key)
 		out := bucket.Outstanding()
@@ -254,11 +349,14 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 			leased = g.Tokens - g.Bound
 		}
 		truth, kept, ok := j.held(c.Key, b)
-		if ok && !b.inexact && truth+leased > out {
+		if ok && w.now >= b.blurred && truth+leased > out {
 			j.fail("%s: %d tokens out, the store knows of %d", c.Key, truth+leased, out)
 		}
-		if kept > 0 && ok && !b.inexact && j.most == j.least && bucket.Tokens()+float64(out+kept) > float64(j.most.Burst)+rounding {
+		if kept > 0 && ok && w.now >= b.blurred && j.most == j.least && bucket.Tokens()+float64(out+kept) > float64(j.most.Burst)+rounding {
 			j.fail("%s: %d tokens kept of requests that left, %.3f in the bucket and %d outstanding, of %d", c.Key, kept, bucket.Tokens(), out, j.most.Burst)
+		}
+		if ok {
+			j.potential(c.Key, b, bucket.Tokens(), truth+leased)
 		}
 		j.sample(b)
 	}
@@ -287,8 +385,11 @@ func (j *judge) held(key string, b *book) (tokens, left int64, ok bool) {
 			n.Advance(n.clock())
 		}
 		held, kept := n.Held(key)
+		if held > 0 && !n.odd && !n.paused && j.w.now > b.until[n]+time.Microsecond {
+			j.fail("node %d: holds %d tokens of %s of leases that ended at %v", n.place, held, key, b.until[n])
+		}
 		if n.tempo < 0.96 {
-			b.inexact = true
+			b.blurred = j.w.now + j.horizon()
 			b.slow[n] = max(b.slow[n], held+kept+j.w.net.flying(key, n))
 		}
 		tokens += held
@@ -301,7 +402,7 @@ func (j *judge) held(key string, b *book) (tokens, left int64, ok bool) {
 // before, and now.
 func (j *judge) damaged(key string, before, after float64) {
 	b := j.books[key]
-	b.inexact = true
+	b.blurred = j.w.now + j.horizon()
 	out, kept, _ := j.held(key, b)
 	if extra := max(after-before, float64(out+kept)); extra > 0 {
 		b.credits = append(b.credits, credit{j.w.now, extra})
@@ -314,7 +415,13 @@ func (j *judge) outstanding(key string) int64 {
 	if !bucket.Exists(j.w.storeClock().Microseconds()) {
 		return 0
 	}
-	return bucket.Outstanding()
+	return j.outNow(&bucket)
+}
+
+// outNow is b's count of what is out as of now, not as of the last call.
+func (j *judge) outNow(b *leasetest.Bucket) int64 {
+	g := b.Apply(j.w.storeClock().Microseconds(), lease.Call{Limit: b.Limit(), TTL: time.Millisecond, LastEpoch: -1})
+	return g.Outstanding
 }
 
 // tokens is what the store has of key, the burst if it does not know it.
@@ -333,7 +440,7 @@ func (j *judge) slept(n *node) {
 		n.Advance(n.clock())
 		held, kept := n.Held(key)
 		if extra := held + kept + j.w.net.flying(key, n); extra > 0 {
-			b.inexact = true
+			b.blurred = j.w.now + j.horizon()
 			b.credits = append(b.credits, credit{j.w.now, float64(extra)})
 		}
 	}
@@ -371,6 +478,9 @@ func (j *judge) accounts(n *node) {
 	f := n.fallback.Stats()
 	if f.Admitted != f.Charged+f.Forgiven+f.Owed+f.Lost {
 		j.fail("node %d: shares admitted %d: want charged %d + forgiven %d + owed %d + lost %d", n.place, f.Admitted, f.Charged, f.Forgiven, f.Owed, f.Lost)
+	}
+	if f.Charged > j.debts[n] {
+		j.fail("node %d: %d tokens of debt are booked as charged, the store saw %d", n.place, f.Charged, j.debts[n])
 	}
 	local := int64(0)
 	for _, b := range j.books {
@@ -528,7 +638,8 @@ func (j *judge) within(what string, key int, at time.Duration, level, bound floa
 func (j *judge) localLevels(key int, b *book) {
 	w := 1 / float64(j.few)
 	if j.w.Split == 0 && j.many > 1 {
-		w = min(1, 4*w)
+		// Half by equal shares and half by nine tenths of the demand, at most.
+		w = min(4*w, 0.5*w+0.5*max(0.9, w))
 	}
 	burst := float64(j.most.Burst)
 	if j.w.Owners && j.least.Burst < int64(j.many) {

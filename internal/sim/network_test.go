@@ -36,6 +36,7 @@ type message struct {
 	n        *node
 	calls    []lease.Call
 	executed time.Duration
+	sent     time.Duration
 	answers  []lease.Answer
 	left     bool // nobody waits for it any more, or it will never come
 }
@@ -117,7 +118,7 @@ func (v way) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
 		n.park(net.delay(n), func() bool { return false })
 		return failed(calls, fmt.Errorf("%w: connection refused", lease.ErrNotExecuted))
 	}
-	m := &message{n: n, calls: slices.Clone(calls)}
+	m := &message{n: n, calls: slices.Clone(calls), sent: n.w.now}
 	if !net.happens(n, loseRequests) {
 		n.w.after(net.delay(n), func() { net.arrive(m, true) })
 		if net.happens(n, duplicate) {

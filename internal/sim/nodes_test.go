@@ -50,6 +50,7 @@ type node struct {
 
 	tempo         float64 // of its clock
 	local, global time.Duration
+	odd           bool // it was not always the world's
 
 	parked   []*parked
 	paused   bool
@@ -120,6 +121,7 @@ func (w *world) add(place int, version int64) *node {
 	}
 	if place < len(w.Clock) {
 		n.tempo = w.Clock[place]
+		n.odd = n.tempo != 1
 	}
 	n.link = &leasetest.Link{Store: way{n}}
 	var err error
@@ -134,7 +136,11 @@ func (w *world) add(place int, version int64) *node {
 	if version > 1 && w.Limit2.Period > 0 {
 		period = max(2, w.Limit2.Period)
 	}
-	n.Stepped, err = lease.NewStepped(front{n.fallback, n}, w.limit(version), lease.Options{
+	store := lease.Store(front{n.fallback, n})
+	if w.Bare {
+		store = bare{n}
+	}
+	n.Stepped, err = lease.NewStepped(store, w.limit(version), lease.Options{
 		LeasePeriod: period.d(), Timeout: w.Timeout.d(), Share: w.Share, Version: version,
 	})
 	if err != nil {
@@ -411,6 +417,7 @@ func (n *node) halt(d time.Duration, machine bool) {
 	}
 	n.local, n.global = n.clock(), n.w.now
 	n.paused = true
+	n.odd = n.odd || machine
 	n.w.after(d, func() {
 		n.paused = false
 		n.gone += d
@@ -478,7 +485,19 @@ type front struct {
 
 // Acquire implements lease.Store.
 func (f front) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
-	n := f.n
+	return f.n.counted(ctx, f.Stepped, calls)
+}
+
+// bare is the same for a node that has no fallback.
+type bare struct{ n *node }
+
+// Acquire implements lease.Store.
+func (f bare) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
+	return f.n.counted(ctx, f.n.link, calls)
+}
+
+// counted has s carry out calls of the cache.
+func (n *node) counted(ctx context.Context, s lease.Store, calls []lease.Call) []lease.Answer {
 	for i := range calls {
 		n.calls++
 		if calls[i].Want == 0 {
@@ -488,7 +507,7 @@ func (f front) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
 			n.w.judge.fail("node %d: two calls for %s under way: want one", n.place, calls[i].Key)
 		}
 	}
-	answers := f.Stepped.Acquire(ctx, calls)
+	answers := s.Acquire(ctx, calls)
 	for i := range calls {
 		if calls[i].Want > 0 {
 			n.flying[calls[i].Key]--

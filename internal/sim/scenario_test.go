@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -133,6 +134,49 @@ func TestScenario41_PeriodChanges(t *testing.T) {
 				t.Errorf("level = %.1f: want at most the burst, 2000", level)
 			}
 		})
+	}
+}
+
+// A burst lowered elevenfold: the bucket keeps the epochs of the old leases as long as
+// any is out, which is always with four nodes at work; they must not wait as long as
+// that between calls. They got a fifth of the rate, for good.
+func TestLoweredBurstIsNotStarved(t *testing.T) {
+	s, err := parse(`{"Seed":20,"Rate":333.3,"Burst":99,"Nodes":4,"Keys":3,"Period":250,"Timeout":30,"RTT":0.2,"Backoff":25,"Ramp":1000,"Share":1,` +
+		`"Policy":"degrade","Lag":1000,"For":1800,"Limit2":{"Rate":333.3,"Burst":9,"Period":750},"Clock":[1,1,1,1],` +
+		`"Traffic":[{"At":390,"For":16,"Key":0,"Cost":1,"Node":1,"Demand":3}],"Faults":[{"At":571,"For":630,"Kind":"set limits","Node":0}]}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(20) {
+		s.Seed = seed
+		play(t, s, func(*world, *book) {})
+	}
+}
+
+// What cannot be run is refused, by field.
+func TestScheduleRefusesNonsense(t *testing.T) {
+	seed := 1
+	for len(drawn.Example(seed).Faults) == 0 {
+		seed++
+	}
+	good := drawn.Example(seed).String()
+	if _, err := parse(good); err != nil {
+		t.Errorf("a schedule that was drawn: %v: want no error", err)
+	}
+	for _, c := range []struct{ field, text string }{
+		{"invalid character", "nonsense"},
+		{"unknown field", `{"Fault":[]}`},
+		{"Nodes", "{}"},
+		{"Rate", strings.Replace(good, `"Rate":`, `"Rate":-`, 1)},
+		{"Period", strings.Replace(good, `"Period":`, `"Period":-`, 1)},
+		{"Traffic[0]", strings.Replace(good, `"Demand":`, `"Demand":-`, 1)},
+		{"Clock[0]", strings.Replace(good, `"Clock":[`, `"Clock":[0,`, 1)},
+		{"Faults[0].Kind", strings.Replace(good, `"Faults":[`, `"Faults":[{"Kind":"flood"},`, 1)},
+		{"Faults[0].Key", strings.Replace(good, `"Faults":[`, `"Faults":[{"Kind":"flush","Key":9},`, 1)},
+	} {
+		if _, err := parse(c.text); err == nil || !strings.Contains(err.Error(), c.field) {
+			t.Errorf("%.60s: %v: want %s named", c.text, err, c.field)
+		}
 	}
 }
 

@@ -2,7 +2,9 @@ package sim_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +36,7 @@ type schedule struct {
 	Split   fallback.Split
 	Unknown fallback.Unknown
 	Policy  lease.Policy
+	Bare    bool    `json:",omitempty"` // no fallback: the policy decides without the store
 	Owners  bool    // nodes know each other by name
 	Lag     ms      // for which a node that is gone is counted on
 	Leaving float64 // part of the requests that leave after at most a timeout
@@ -132,6 +135,7 @@ var numbers = func() (n [1001]int) {
 // draw makes a schedule. What it draws first stays when rapid makes the rest less,
 // and less is simpler: fewer faults, shorter, earlier.
 func draw(t *rapid.T) (s schedule) {
+	mode := whole(t, "mode", 0, len(modes)-1)
 	s.Seed = rapid.Uint64Range(0, 1<<32).Draw(t, "seed")
 	s.Nodes = whole(t, "nodes", 1, 5)
 	s.Keys = int(pick(t, "keys", 1, 1, 2, 3))
@@ -141,7 +145,7 @@ func draw(t *rapid.T) (s schedule) {
 		s.Burst = int64(whole(t, "burst tokens", 1, 5))
 	}
 	s.Period = ms(pick(t, "period", 100, 20, 250, 5))
-	s.Timeout = ms(pick(t, "timeout", 30, 10, 100))
+	s.Timeout = ms(pick(t, "timeout", 30, 10, 100, 400, 1500))
 	s.RTT = ms(pick(t, "rtt", 1, 0.2, 5))
 	s.Backoff = ms(pick(t, "backoff", 50, 25, 500))
 	s.Ramp = ms(pick(t, "ramp", 100, 10, 1000))
@@ -149,6 +153,7 @@ func draw(t *rapid.T) (s schedule) {
 	s.Split = fallback.Split(whole(t, "split", 0, 1))
 	s.Unknown = fallback.Unknown(whole(t, "unknown", 0, 2))
 	s.Policy = lease.Policy(pick(t, "policy", 0, 0, 0, 0, 0, 0, 1, 2))
+	s.Bare = whole(t, "bare", 0, 9) == 9
 	s.Owners = rapid.Bool().Draw(t, "owners")
 	s.Lag = ms(pick(t, "lag", 0, 1000))
 	s.Leaving = pick(t, "leaving", 0, 0, 0, 0.3)
@@ -158,13 +163,17 @@ func draw(t *rapid.T) (s schedule) {
 	s.Limit2.Burst = max(1, int64(float64(s.Burst)*pick(t, "burst 2", 1, 0.1, 3)))
 	s.Clock = make([]float64, s.Nodes)
 	for i := range s.Clock {
-		s.Clock[i] = pick(t, "clock", 1, 1, 1, 1, 1.04, 0.96, 2, 0.5)
+		s.Clock[i] = 1
+		if mode == clocks {
+			s.Clock[i] = pick(t, "clock", 1, 1, 1, 1, 1.04, 0.96, 2, 0.5)
+		}
 	}
 	s.Traffic = rapid.SliceOfN(rapid.Custom(s.drawTraffic), 1, 6).Draw(t, "traffic")
-	s.Faults = rapid.SliceOfN(rapid.Custom(s.drawFault(whole(t, "mode", 0, len(modes)-1))), 0, 6).Draw(t, "faults")
+	s.Faults = rapid.SliceOfN(rapid.Custom(s.drawFault(mode)), 0, 6).Draw(t, "faults")
 	return s
 }
 
+// moment is somewhere in the run.
 func (s schedule) moment(t *rapid.T, label string) ms {
 	return ms(float64(whole(t, label, 0, 1000))) * s.For / 1000
 }
@@ -204,15 +213,21 @@ var modes = [...][]kind{
 	{failover, flush, evict, duplicate, crash, loseReplies},
 }
 
-// outages is the mode of outages for all.
-const outages = 2
+// outages is the mode of outages for all, clocks the one where clocks go wrong.
+const (
+	outages = 2
+	clocks  = 4
+)
 
 func (s schedule) drawFault(mode int) func(t *rapid.T) fault {
 	return func(t *rapid.T) fault {
 		f := fault{
-			Kind: rapid.SampledFrom(modes[mode]).Draw(t, "kind"), At: s.moment(t, "at"), For: s.moment(t, "for"),
+			Kind: rapid.SampledFrom(modes[mode]).Draw(t, "kind"), For: s.For / 100 * ms(whole(t, "for", 1, 100)),
 			Node: whole(t, "node", -1, s.Nodes-1), Key: whole(t, "key", 0, s.Keys-1),
 		}
+		// When somebody asks, or a lease period later at most.
+		p := s.Traffic[whole(t, "in", 0, len(s.Traffic)-1)]
+		f.At = min(p.At+(p.For+s.Period)*ms(whole(t, "at", 0, 1000))/1000, 0.99*s.For)
 		if mode == outages {
 			f.Node = -1
 		}
@@ -226,10 +241,63 @@ func (s schedule) drawFault(mode int) func(t *rapid.T) fault {
 		case failover:
 			f.Amount = pick(t, "ms", 10, 100, 1000)
 		case clockStep:
-			f.Amount = pick(t, "ms", 100, -100, 10_000, -10_000, 1, -1, -600_000)
+			f.Amount = pick(t, "ms", 100, -100, 10_000, -10_000, 1, -1, -600_000) * pick(t, "times", 1, 0.3, 2.5)
 		}
 		return f
 	}
+}
+
+// parse reads a schedule that String wrote, or a hand.
+func parse(text string) (s schedule, err error) {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&s); err != nil {
+		return s, err
+	}
+	return s, s.validate()
+}
+
+// validate says what of s cannot be run.
+func (s schedule) validate() error {
+	var errs []error
+	want := func(ok bool, field string, value any, want string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s = %v: want %s", field, value, want))
+		}
+	}
+	want(lease.Limit{Rate: s.Rate, Burst: s.Burst}.Validate() == nil && s.Rate > 0 && s.Burst > 0, "Rate, Burst", [2]any{s.Rate, s.Burst}, "a limit that admits something")
+	want(lease.Limit{Rate: s.Limit2.Rate, Burst: s.Limit2.Burst}.Validate() == nil && s.Limit2.Rate > 0 && s.Limit2.Burst > 0, "Limit2", s.Limit2, "a limit that admits something")
+	want(s.Nodes >= 1 && s.Nodes <= 8, "Nodes", s.Nodes, "1 to 8")
+	want(s.Keys >= 1 && s.Keys <= 8, "Keys", s.Keys, "1 to 8")
+	want(s.For > 0 && s.For <= 60_000, "For", s.For, "more than 0, at most 60000")
+	want(s.RTT > 0 && s.RTT <= 1000, "RTT", s.RTT, "more than 0, at most 1000")
+	want(s.Period >= 2 && s.Period <= 10_000, "Period", s.Period, "2 to 10000")
+	want(s.Timeout >= 1 && s.Timeout <= 10_000, "Timeout", s.Timeout, "1 to 10000")
+	want(s.Backoff >= 25 && s.Backoff <= 10_000, "Backoff", s.Backoff, "25 to 10000")
+	want(s.Ramp >= 1 && s.Ramp <= 10_000, "Ramp", s.Ramp, "1 to 10000")
+	want(s.Share <= lease.ShareNone && s.Split <= fallback.SplitEqual && s.Unknown <= fallback.StartFull && s.Policy <= lease.Deny, "Share, Split, Unknown, Policy", [4]any{s.Share, s.Split, s.Unknown, s.Policy}, "known ones")
+	want(s.Leaving >= 0 && s.Leaving <= 1, "Leaving", s.Leaving, "0 to 1")
+	for i, c := range s.Clock {
+		want(c >= 0.1 && c <= 10, fmt.Sprintf("Clock[%d]", i), c, "0.1 to 10")
+	}
+	within := func(what string, i int, at, d ms, node, key int) {
+		want(at >= 0 && d >= 0 && at <= s.For && d <= 60_000, fmt.Sprintf("%s[%d].At, For", what, i), [2]ms{at, d}, "within the run")
+		want(node >= -1 && node < s.Nodes, fmt.Sprintf("%s[%d].Node", what, i), node, "-1 or a node")
+		want(key >= 0 && key < s.Keys, fmt.Sprintf("%s[%d].Key", what, i), key, "a key")
+	}
+	for i, p := range s.Traffic {
+		within("Traffic", i, p.At, p.For, p.Node, p.Key)
+		want(p.Cost >= 1 && p.Demand > 0 && p.Demand <= 1000, fmt.Sprintf("Traffic[%d]", i), p, "a cost of 1 or more, and a demand of more than 0")
+	}
+	for i, f := range s.Faults {
+		within("Faults", i, f.At, f.For, f.Node, f.Key)
+		known := false
+		for _, kinds := range modes {
+			known = known || slices.Contains(kinds, f.Kind)
+		}
+		want(known, fmt.Sprintf("Faults[%d].Kind", i), f.Kind, "one of those in schedule_test.go")
+	}
+	return errors.Join(errs...)
 }
 
 func pick(t *rapid.T, label string, of ...float64) float64 {

@@ -91,7 +91,7 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 
 	// Grant.
 	avail := floorDiv(b.units, b.perUS)
-	fair, others := b.shares(call)
+	fair, others := b.shares(call, min(b.ttl, ttl)/2)
 	if avail > 0 && avail >= call.Need && call.Want > 0 {
 		waiting := call.Need
 		if call.Need > 0 {
@@ -116,11 +116,14 @@ func (b *Bucket) Apply(now int64, call lease.Call) lease.Grant {
 	}
 	// Too few for all, and no more than the others' part is left: wait a period.
 	if g.Tokens < call.Want && floorDiv(b.units, b.perUS) <= others {
-		g.Pace = micros(b.ttl / 2)
+		g.Pace = micros(min(b.ttl, ttl) / 2)
 	}
 
 	g.Epoch = b.epoch
-	g.TTL = micros(b.ttl * 95 / 100)
+	// Not longer than the caller asked for: after a burst was lowered its leases are
+	// short, while the bucket's ttl is long as long as any lease is out, which under
+	// load is always.
+	g.TTL = micros(min(b.ttl, ttl) * 95 / 100)
 	g.Remaining = max(0, floorDiv(b.units, b.perUS))
 	g.RetryAfter = micros(b.waitFor(max(1, call.Need)))
 	g.ResetAfter = micros(b.refillTime(b.burst*b.perUS - b.units))
@@ -293,10 +296,9 @@ func (b *Bucket) active(call lease.Call) bool {
 // than a bucket holds.
 func (b *Bucket) demandOf(call lease.Call) int64 { return max(1, min(call.Demand, b.burst)) }
 
-// shares returns the caller's fair part of what the rate gives in one lease
-// period, in tokens, and the part of the other active nodes.
-func (b *Bucket) shares(call lease.Call) (fair, others int64) {
-	period := b.ttl / 2
+// shares returns the caller's fair part of what the rate gives in a lease period of
+// its, in tokens, and the part of the other active nodes.
+func (b *Bucket) shares(call lease.Call, period int64) (fair, others int64) {
 	flow := b.burst
 	if period <= (b.burst*b.perUS)/b.count {
 		flow = period * b.count / b.perUS
