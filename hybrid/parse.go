@@ -1,6 +1,7 @@
 package hybrid
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -53,8 +54,8 @@ func ParseRate(s string) (perSecond float64, err error) {
 //	100/s    100/s burst 200    5000/h, burst 100, cost 5
 //
 // Without a burst it is what the rate gives in its unit, at least 1: 100 of "100/m".
-// Without a cost that is 1; it is at least 1 and at most the burst. The error is a
-// *SyntaxError.
+// Without a cost that is 1; a cost is at least 1 and at most the burst. The limit is
+// valid: rate and burst fit each other (Limit.Validate). The error is a *SyntaxError.
 func ParseLimit(s string) (limit Limit, cost int64, err error) {
 	p := parser{input: s}
 	rate, count, err := p.rate()
@@ -75,6 +76,9 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 			break
 		}
 		at := p.at
+		if before := s[at-1]; before != ' ' && before != '\t' && before != ',' {
+			return Limit{}, 0, p.bad("want a space")
+		}
 		word := p.word()
 		switch {
 		case word == "burst" && burstAt < 0:
@@ -83,11 +87,10 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 			}
 			burstAt = at
 		case word == "cost" && costAt < 0:
-			p.skip()
-			costAt = p.at
 			if cost, err = p.tokens(MaxBurst); err != nil {
 				return Limit{}, 0, err
 			}
+			costAt = p.began
 		case word == "burst", word == "cost":
 			p.at = at
 			return Limit{}, 0, p.bad(word + " is there twice")
@@ -98,6 +101,11 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 	}
 	if burstAt < 0 && rate > 0 {
 		limit.Burst = int64(max(1, math.Ceil(min(count, float64(MaxBurst)))))
+	}
+	if err := limit.Validate(); err != nil {
+		bad, _ := errors.AsType[*LimitError](err)
+		p.at = 0
+		return Limit{}, 0, p.bad(fmt.Sprintf("%s %s: want %s", bad.Field, bad.Value, bad.Want))
 	}
 	if costAt < 0 {
 		cost = 1
@@ -112,6 +120,7 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 type parser struct {
 	input string
 	at    int
+	began int // where the last whole number began
 }
 
 func (p *parser) bad(why string) error { return &SyntaxError{p.input, p.at + 1, why} }
@@ -163,8 +172,13 @@ func (p *parser) number() (float64, error) {
 
 // tokens reads a whole number.
 func (p *parser) tokens(most int64) (int64, error) {
+	before := p.at
 	p.skip()
 	begin := p.at
+	if begin == before {
+		return 0, p.bad("want a space and a whole number")
+	}
+	p.began = begin
 	n, err := strconv.ParseInt(p.while(digits), 10, 64)
 	if err != nil || n > most {
 		p.at = begin
@@ -219,9 +233,9 @@ func (p *parser) rate() (perSecond, count float64, err error) {
 		}[dash])
 	}
 	perSecond = count / (units * seconds)
-	if !(perSecond <= MaxRate) {
+	if !(perSecond <= MaxRate) || perSecond == 0 && count > 0 {
 		p.at = begin
-		return 0, 0, p.bad("rate out of range: want 0 to 1e12 a second")
+		return 0, 0, p.bad("rate out of range: want 0 to 1e12 a second, and one that a float64 can tell from 0")
 	}
 	return perSecond, count, nil
 }

@@ -238,6 +238,7 @@ func TestJudge(t *testing.T) {
 		{"heap", func(r *Report) { r.HeapLast++ }, "2.0 MiB in the last third, 1.0 MiB in the first"},
 		{"ledger", func(r *Report) { r.Unbalanced = []Unbalanced{{"node 3", -2}} }, "node 3 is off by -2"},
 		{"healed", func(r *Report) { r.StretchRedis = 0 }, "0 of 10 decisions by Redis"},
+		{"healed", func(r *Report) { r.StretchRedis, r.StretchAsked = 9, 91 }, "9 of 91 decisions by Redis"},
 		{"healed", func(r *Report) { r.StretchRedis, r.StretchAsked = 0, 0 }, "0 of 0 decisions by Redis"},
 	} {
 		r := goodReport()
