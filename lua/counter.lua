@@ -27,13 +27,15 @@ local LEASES = false
 
 local function next_end(t, w) return (floor(t / w) + 1) * w end
 
--- scale returns in how many steps an overlap is told: prev ≤ 2·burst times it, and
--- the window times it, are below 2^53.
-local function scale(s) return min(s.w, floor(EXACT / s.w), floor(EXACT / (2 * s.burst))) end
+-- scale returns in how many steps the overlap of prev is told: the products of
+-- it with the window, with the burst and with prev are at most 2^53.
+local function scale(s, prev)
+  return min(s.w, floor(EXACT / s.w), floor(EXACT / max(2 * s.burst, prev)))
+end
 
 -- weighed returns what prev counts for at time t, rounded up.
 local function weighed(s, t)
-  local steps = scale(s)
+  local steps = scale(s, s.prev)
   local overlap = -floor(-min(s.w, s.ends - t) * steps / s.w)
   return -floor(-s.prev * overlap / steps)
 end
@@ -51,13 +53,13 @@ end
 local function read(s, v, from)
   if #v ~= from + 2 then return false end
   s.ends, s.taken, s.prev = v[from], v[from + 1], v[from + 2]
-  return s.taken <= 2 * s.burst and s.prev <= 2 * s.burst and s.ends > s.at and s.ends - s.at <= 2 * MOST_WINDOW
+  return s.taken <= EXACT / 2 and s.prev <= EXACT / 2 and s.ends > s.at and s.ends - s.at <= 2 * MOST_WINDOW
 end
 
 local function write(s, v) v[#v + 1], v[#v + 2], v[#v + 3] = s.ends, s.taken, s.prev end
 
 -- fold makes what prev counts for at time t part of this window.
-local function fold(s, t) s.taken, s.prev = min(s.taken + weighed(s, t), 2 * s.burst), 0 end
+local function fold(s, t) s.taken, s.prev = s.taken + weighed(s, t), 0 end
 
 -- At an earlier time prev would count for more, or in an earlier window for less:
 -- then it counts on for what it did. No gift, and nobody waits for the clock.
@@ -79,13 +81,12 @@ end
 
 -- As with fixed windows the count goes on until the new window ends, or at version
 -- 0 the longer one.
-local function change(s, now, newer, w, burst)
+local function change(s, now, newer, w)
   if w ~= s.w then
     fold(s, now)
     local ends = next_end(now, w)
     if newer then s.ends = ends else s.ends = max(s.ends, ends) end
   end
-  s.taken, s.prev = min(s.taken, 2 * burst), min(s.prev, 2 * burst)
 end
 
 local function used(s) return s.taken + weighed(s, s.at) end
@@ -109,7 +110,7 @@ local function clear(s) s.taken, s.prev = 0, 0 end
 -- which prev counts for at most `most`.
 local function falls(s, ends, from, prev, most)
   if prev <= most then return from end
-  local steps = scale(s)
+  local steps = scale(s, prev)
   return max(from, ends - floor(floor(most * steps / prev) * s.w / steps))
 end
 

@@ -81,7 +81,7 @@ end
 
 -- What was charged under a longer window at version 0, where two limits may
 -- alternate, counts as long as that was: or else each change would empty it.
-local function change(s, now, newer, w, burst)
+local function change(s, now, newer, w)
   local hold = s.w
   if now < s.untl then hold = s.hold end
   if newer then hold = w end

@@ -145,13 +145,13 @@ func (c *slidingCounter) clone() meter { d := *c; return &d }
 // exact bounds the integers that a double holds.
 const exact = int64(1) << 53
 
-// scale returns in how many steps an overlap is told: prev times it, and the window
-// times it, are exact in a double.
-func scale(w, burst int64) int64 { return min(w, exact/w, exact/(2*burst)) }
+// scale returns in how many steps the overlap of prev is told: the products of it
+// with the window, with the burst and with prev are exact in a double.
+func scale(b *Window, prev int64) int64 { return min(b.w, exact/b.w, exact/max(2*b.burst, prev)) }
 
 // weighed returns what prev counts for at time t, rounded up.
 func (c *slidingCounter) weighed(b *Window, t int64) int64 {
-	steps := scale(b.w, b.burst)
+	steps := scale(b, c.prev)
 	overlap := ceilDiv(min(b.w, c.ends-t)*steps, b.w)
 	return ceilDiv(c.prev*overlap, steps)
 }
@@ -168,7 +168,7 @@ func (c *slidingCounter) fresh(b *Window, used, age int64) {
 
 // fold makes what prev counts for at time t part of this window.
 func (c *slidingCounter) fold(b *Window, t int64) {
-	c.taken, c.prev = min(c.taken+c.weighed(b, t), 2*b.burst), 0
+	c.taken, c.prev = c.taken+c.weighed(b, t), 0
 }
 
 func (c *slidingCounter) back(b *Window, now int64) {
@@ -189,7 +189,7 @@ func (c *slidingCounter) advance(b *Window, now int64) (rolled bool) {
 	return true
 }
 
-func (c *slidingCounter) change(b *Window, now int64, newer bool, w, burst int64) {
+func (c *slidingCounter) change(b *Window, now int64, newer bool, w, _ int64) {
 	if w != b.w {
 		c.fold(b, now)
 		ends := nextEnd(now, w)
@@ -198,7 +198,6 @@ func (c *slidingCounter) change(b *Window, now int64, newer bool, w, burst int64
 		}
 		c.ends = ends
 	}
-	c.taken, c.prev = min(c.taken, 2*burst), min(c.prev, 2*burst)
 }
 
 func (c *slidingCounter) used(b *Window) int64 { return c.taken + c.weighed(b, b.at) }
@@ -225,7 +224,7 @@ func falls(b *Window, ends, from, prev, most int64) int64 {
 	if prev <= most {
 		return from
 	}
-	steps := scale(b.w, b.burst)
+	steps := scale(b, prev)
 	return max(from, ends-most*steps/prev*b.w/steps)
 }
 
