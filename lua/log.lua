@@ -9,8 +9,9 @@
 -- as late as the latest. At most 130 are left, and each token counts for at most a
 -- 128th of the window longer than it should: that admits less, never more.
 --
--- A packed string, not a sorted set: a full log of 256 is 3.5 KB, a sorted set with
--- a member for each is 30 KB, and needs another key for what is not an entry.
+-- A packed string, not a sorted set, by MEMORY USAGE on Redis 7.0: of 256 entries
+-- in an hour it takes 3 KB and a sorted set 31 KB, of 10 it takes 250 bytes and
+-- 370; and a sorted set needs another key for what is no entry.
 
 local NEVER = 9000000000000000
 local EXACT = 9007199254740992
