@@ -116,7 +116,7 @@ func (r *DemoReport) summarize(limit hybrid.Limit, logs [][]decided) {
 	r.Total.finish()
 
 	p := newPhases(limit, demoKeyNames(), logs)
-	buckets := levels{limit: limit}
+	buckets := meters{limit: limit}
 	for _, d := range p.all {
 		if buckets.of(p.keys[d.key]).Allow(d.Start, d.N) {
 			r.IdealAdmitted++

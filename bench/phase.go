@@ -61,7 +61,7 @@ func newPhases(limit hybrid.Limit, keys []string, logs [][]decided) *phases {
 // account fills in what was decided in each phase, but for its bound. The
 // phases follow each other without a gap.
 func (p *phases) account(list []Phase) {
-	buckets, took := levels{limit: p.limit}, make([][]time.Duration, len(list))
+	buckets, took := meters{limit: p.limit}, make([][]time.Duration, len(list))
 	for i := range list {
 		list[i].Seconds, list[i].BySource = (list[i].to - list[i].from).Seconds(), map[string]int{}
 	}

@@ -60,17 +60,20 @@ type ReplayReport struct {
 	Requests int `json:"requests"`
 	Admitted int `json:"admitted"`
 	Denied   int `json:"denied"`
-	// IdealAdmitted is what one exact bucket per key would have admitted.
+	// IdealAdmitted is what one exact bucket per key would have admitted, or
+	// whatever the algorithm has for a bucket.
 	IdealAdmitted int   `json:"ideal_admitted"`
 	StoreCalls    int64 `json:"store_calls"`
 	// DecisionsPerCall is Requests / StoreCalls.
 	DecisionsPerCall float64 `json:"decisions_per_call"`
-	// MaxLevel is the highest level that any key's admissions reached: at most
-	// Burst, if the limit held.
+	// MaxLevel is the highest level that any key's admissions reached, or the
+	// highest count by the limit's algorithm: at most Burst, if the limit held.
 	MaxLevel float64 `json:"max_level"`
 	Burst    int64   `json:"burst"`
 	// Skipped is how many lines of the log were no request with a key.
 	Skipped int `json:"skipped"`
+
+	from time.Duration // when the trace began, by the store's clock
 }
 
 func (o *ReplayOptions) validate() error {
@@ -105,44 +108,44 @@ func Replay(ctx context.Context, trace []Request, opts ReplayOptions) (ReplayRep
 	report.Requests = len(trace)
 	report.Denied = report.Requests - report.Admitted
 	report.Burst = opts.Limit.Burst
-	report.IdealAdmitted = ideal(trace, opts.Limit)
+	report.IdealAdmitted = ideal(trace, opts.Limit, report.from)
 	if report.StoreCalls > 0 {
 		report.DecisionsPerCall = float64(report.Requests) / float64(report.StoreCalls)
 	}
 	return report, nil
 }
 
-// ideal is what one exact bucket per key admits of the trace.
-func ideal(trace []Request, limit hybrid.Limit) (admitted int) {
-	buckets := levels{limit: limit}
+// ideal is what one exact meter per key admits of the trace, which begins at from.
+func ideal(trace []Request, limit hybrid.Limit, from time.Duration) (admitted int) {
+	buckets := meters{limit: limit}
 	for _, r := range trace {
-		if buckets.of(r.Key).Allow(r.At, 1) {
+		if buckets.of(r.Key).Allow(from+r.At, 1) {
 			admitted++
 		}
 	}
 	return admitted
 }
 
-// levels keeps a Level for each key of a valid limit.
-type levels struct {
+// meters keeps a Meter for each key of a valid limit.
+type meters struct {
 	limit lease.Limit
-	keys  map[string]*lease.Level
+	keys  map[string]lease.Meter
 }
 
-func (l *levels) of(key string) *lease.Level {
+func (l *meters) of(key string) lease.Meter {
 	v := l.keys[key]
 	if v == nil {
 		if l.keys == nil {
-			l.keys = map[string]*lease.Level{}
+			l.keys = map[string]lease.Meter{}
 		}
-		v, _ = lease.NewLevel(l.limit) // the limit was validated
+		v, _ = lease.NewMeter(l.limit) // the limit was validated
 		l.keys[key] = v
 	}
 	return v
 }
 
 // peak is the highest level of any key.
-func (l *levels) peak() (peak float64) {
+func (l *meters) peak() (peak float64) {
 	for _, v := range l.keys {
 		peak = max(peak, v.Peak())
 	}
@@ -187,7 +190,8 @@ func replayVirtual(ctx context.Context, trace []Request, opts ReplayOptions) (re
 	if err != nil {
 		return report, err
 	}
-	pick, kept := picker(opts), levels{limit: opts.Limit}
+	pick, kept := picker(opts), meters{limit: opts.Limit}
+	report.from = time.Duration(base.UnixNano())
 	for i, r := range trace {
 		if ctx.Err() != nil {
 			return report, ctx.Err()
@@ -202,7 +206,7 @@ func replayVirtual(ctx context.Context, trace []Request, opts ReplayOptions) (re
 		}
 		if d.Allowed {
 			report.Admitted++
-			kept.of(r.Key).Add(r.At, 1)
+			kept.of(r.Key).Add(report.from+r.At, 1)
 		}
 		if opts.Progress != nil {
 			opts.Progress(i + 1)
@@ -279,8 +283,17 @@ func replayReal(ctx context.Context, trace []Request, opts ReplayOptions) (repor
 		cancel()
 		report.StoreCalls += n.Stats().Calls
 	}
+	report.from = time.Duration(start.UnixNano())
 	for _, trace := range kept {
-		report.MaxLevel = max(report.MaxLevel, lease.PeakLevel(opts.Limit, trace))
+		if opts.Limit.Algorithm.Windowed() {
+			for i := range trace {
+				trace[i].Start += report.from
+				trace[i].End += report.from
+			}
+			report.MaxLevel = max(report.MaxLevel, float64(lease.PeakWindow(opts.Limit, trace)))
+		} else {
+			report.MaxLevel = max(report.MaxLevel, lease.PeakLevel(opts.Limit, trace))
+		}
 	}
 	switch {
 	case ctx.Err() != nil:

@@ -71,6 +71,23 @@
 // A limit with OnFailure Deny holds as it is; with Allow it does not hold until
 // the store is back.
 //
+// Shares are token buckets whatever the limit's Algorithm: for one that counts in
+// windows of W = C/r the table is that of other bounds. In any stretch of length W,
+// n = N and c·N ≤ C:
+//
+//	                          FixedWindow   SlidingLog   SlidingCounter
+//	healthy                   2·C           C            less than 2·C
+//	healthy, aligned          C                          C
+//	outage                    2·C           2·C          2·C
+//	over the failure          3·C + E       2·C + E      3·C + E
+//
+// A bucket of C that refills C in W admits 2·C at most, and over the failure begins
+// with what the window had left. E is as below, but a share takes the tokens of
+// windows to come in little by little and not when a window ends. When the
+// store is back the debt is charged to the window that is: the rest of a
+// fixed window and then the next, at most two; in a log, and a counter, it counts
+// from then on for as long as a request would.
+//
 // # Why the books balance
 //
 // When a node is back it charges the store with min(f, B−τ) tokens: f is what the

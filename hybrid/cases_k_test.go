@@ -17,7 +17,7 @@ import (
 //
 //	K01  waiter, unlimited rule      Wait, configuration file
 //	K03  the network's doors         HTTP API, Envoy service
-//	K04  after the window rolled     see TestK04_LateRefund; windows: window algorithms
+//	K04  after the window rolled     see TestK04_LateRefund and TestK04_RefundsStayInTheirWindow
 //	K06  3.7, "10", null, 1e308      HTTP API, configuration file (a cost here is an int64)
 
 func TestK01_CostOverBurst(t *testing.T) {

@@ -23,7 +23,6 @@ import (
 //	N01, N03  local and fallback path        fallback
 //	N03       YAML, JSON, AIMD               configuration file, adaptive limits
 //	N10       HTTP headers, RLS reply        middleware, Envoy service
-//	N18, N19  sliding counter, sliding log   window algorithms
 
 // checkNoCalls fails the test if l talked to Redis or blamed it.
 func checkNoCalls(t *testing.T, l *hybrid.Limiter) {

@@ -20,10 +20,9 @@ import (
 // Cases of the group that wait for a later feature:
 //
 //	T01, T03       local and fallback path    fallback
-//	T09, T13, T18  windows                    window algorithms
 //	T12            leaky bucket               leaky bucket
 //	T15            spacing of a shaper        leaky bucket
-//	T16            calendar periods           window algorithms
+//	T16            calendar periods           calendar windows
 //	T19            loud start without TIME    standalone service (New makes no call)
 //	T21            holds by construction: only package time is read
 

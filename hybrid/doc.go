@@ -19,6 +19,30 @@
 // small against their rate, are decided by a Redis call each, shared by all
 // requests that wait at the time.
 //
+// # Algorithms
+//
+// Limit.Algorithm says how a limit counts. A window is burst/rate long:
+// PerWindow(100, time.Minute, SlidingLog) is a hundred a minute.
+//
+//	                 bytes per key   at most, in any window     leased  use it for
+//	token-bucket     170 to 190      burst + rate·t, exactly    yes     nearly everything
+//	leaky-bucket     the same        the same                   yes     the same, thought of as a level that leaks
+//	fixed-window     180 to 200      burst in an aligned one,   yes     quotas per minute, hour or day that begin
+//	                                 2·burst in any                     anew at a time that users can know
+//	sliding-log      180; 250 with   burst, exactly             no      few, costly requests: logins, payments
+//	                 10 instants,
+//	                 3000 with 256
+//	sliding-counter  180 to 200      burst in an aligned one,   no      windows without a log's memory, where
+//	                                 less than 2·burst in any           traffic is steady
+//
+// Bytes are by MEMORY USAGE on Redis 7.0, with keys of some 25 bytes. At its edges a
+// fixed window can admit two bursts at once, at the end of one and the beginning of
+// the next; a sliding counter nearly that if the burst before came at the very end;
+// a log never. A log of more than 256 instants in a window counts some of
+// them for up to a 128th of the window too long. What is not leased costs a call
+// to Redis, shared by all that wait. Each algorithm has a state of its own in
+// Redis, so a key whose algorithm changes starts anew.
+//
 // # When Redis fails
 //
 // Requests in flight wait RedisTimeout; then nobody waits for Redis, and each node

@@ -20,7 +20,10 @@ type (
 	// Limit is Rate tokens per second (0 to 1e12) and Burst tokens at most at one
 	// instant (0 to 1e15). A limit with either 0 denies everything. OnFailure says
 	// what becomes of requests while Redis does not answer: Degrade, Allow or Deny.
+	// Algorithm says how the two count, TokenBucket by default.
 	Limit = lease.Limit
+	// Algorithm says how a Limit counts.
+	Algorithm = lease.Algorithm
 	// Limits tells the limit of each key. A Limit is one: the same for all.
 	Limits = lease.Limits
 	// LimitFunc is a Limits in one function.
@@ -71,6 +74,15 @@ const (
 	MaxBurst = lease.MaxBurst
 )
 
+// How a Limit counts. The window of the last three is Burst/Rate, 1ms to 366 days.
+const (
+	TokenBucket    = lease.TokenBucket    // at most Burst + Rate·t in any window of length t
+	LeakyBucket    = lease.LeakyBucket    // the same, told by a level that leaks
+	FixedWindow    = lease.FixedWindow    // Burst in each window of the clock
+	SlidingLog     = lease.SlidingLog     // Burst in any window
+	SlidingCounter = lease.SlidingCounter // about Burst in any window, less than twice that
+)
+
 // How nodes divide a bucket, and what happens when Redis does not answer.
 const (
 	ShareEqual        = lease.ShareEqual        // equal parts, and what others leave
@@ -113,6 +125,13 @@ func PerHour(rate float64, burst int64) Limit { return Limit{Rate: rate / 3600, 
 // interval of 0 or less gives a limit that New refuses.
 func Every(interval time.Duration, burst int64) Limit {
 	return Limit{Rate: 1 / interval.Seconds(), Burst: burst}
+}
+
+// PerWindow returns a limit of n tokens per window, counted by a: an algorithm with
+// windows, or a bucket of n that takes a window to fill. A window of 0 or less gives
+// a limit that New refuses.
+func PerWindow(n int64, window time.Duration, a Algorithm) Limit {
+	return Limit{Rate: float64(n) / window.Seconds(), Burst: n, Algorithm: a}
 }
 
 // Options are a Limiter's settings. The zero value works.
@@ -359,7 +378,8 @@ func (l *Limiter) AllowLimit(ctx context.Context, key string, limit Limit, n int
 //
 // Errors as AllowN, in words that say which request; then nothing is charged. A
 // bucket without leases that is full but for the tokens taken and what comes in two
-// RedisTimeouts may keep missing these tokens, as it would have run over otherwise.
+// RedisTimeouts may keep missing these tokens, as it would have run over otherwise;
+// a window (Limit.Algorithm) without leases keeps them until they leave it.
 func (l *Limiter) AllowAll(ctx context.Context, requests ...Request) (AllDecision, error) {
 	return l.cache.TakeAll(ctx, requests)
 }

@@ -49,13 +49,15 @@ func ParseRate(s string) (perSecond float64, err error) {
 }
 
 // ParseLimit reads a limit and what a request costs: a rate as in ParseRate, and then,
-// in any order, "burst 200" and "cost 5", in tokens.
+// in any order, "burst 200" and "cost 5", in tokens, and "algorithm sliding-log".
 //
-//	100/s    100/s burst 200    5000/h, burst 100, cost 5
+//	100/s    100/s burst 200    5000/h, burst 100, cost 5    100/m algorithm fixed-window
 //
 // Without a burst it is what the rate gives in its unit, at least 1: 100 of "100/m".
-// Without a cost that is 1; a cost is at least 1 and at most the burst. The limit is
-// valid: rate and burst fit each other (Limit.Validate). The error is a *SyntaxError.
+// So the window of an algorithm that has one is the rate's unit. Without a cost that
+// is 1; a cost is at least 1 and at most the burst. Algorithms have the names that
+// Algorithm.String gives; without one it is token-bucket. The limit is valid: its parts
+// fit each other (Limit.Validate). The error is a *SyntaxError.
 func ParseLimit(s string) (limit Limit, cost int64, err error) {
 	p := parser{input: s}
 	rate, count, err := p.rate()
@@ -63,13 +65,13 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 		return Limit{}, 0, err
 	}
 	limit = Limit{Rate: rate}
-	burstAt, costAt := -1, -1
+	burstAt, costAt, algorithmAt := -1, -1, -1
 	for {
 		if p.skip(); p.at < len(s) && s[p.at] == ',' {
 			p.at++
 			p.skip()
 			if p.at == len(s) {
-				return Limit{}, 0, p.bad("want burst or cost after the comma")
+				return Limit{}, 0, p.bad("want burst, cost or algorithm after the comma")
 			}
 		}
 		if p.at == len(s) {
@@ -91,12 +93,16 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 				return Limit{}, 0, err
 			}
 			costAt = p.began
-		case word == "burst", word == "cost":
+		case word == "algorithm" && algorithmAt < 0:
+			if limit.Algorithm, algorithmAt, err = p.algorithm(); err != nil {
+				return Limit{}, 0, err
+			}
+		case word == "burst", word == "cost", word == "algorithm":
 			p.at = at
 			return Limit{}, 0, p.bad(word + " is there twice")
 		default:
 			p.at = at
-			return Limit{}, 0, p.bad("want burst or cost, or nothing more")
+			return Limit{}, 0, p.bad("want burst, cost or algorithm, or nothing more")
 		}
 	}
 	if burstAt < 0 && rate > 0 {
@@ -104,8 +110,8 @@ func ParseLimit(s string) (limit Limit, cost int64, err error) {
 	}
 	if err := limit.Validate(); err != nil {
 		bad, _ := errors.AsType[*LimitError](err)
-		p.at = 0
-		return Limit{}, 0, p.bad(fmt.Sprintf("%s %s: want %s", bad.Field, bad.Value, bad.Want))
+		p.at = max(0, algorithmAt) // all else is in range by itself
+		return Limit{}, 0, p.bad(fmt.Sprintf("%s is %s: want %s", bad.Field, bad.Value, bad.Want))
 	}
 	if costAt < 0 {
 		cost = 1
@@ -185,6 +191,18 @@ func (p *parser) tokens(most int64) (int64, error) {
 		return 0, p.bad(fmt.Sprintf("want a whole number, 0 to %d", most))
 	}
 	return n, nil
+}
+
+// algorithm reads the name of an algorithm, and tells where it stands.
+func (p *parser) algorithm() (a Algorithm, at int, err error) {
+	p.skip()
+	at = p.at
+	if err := a.UnmarshalText([]byte(p.while(letters + "-"))); err != nil {
+		p.at = at
+		bad, _ := errors.AsType[*LimitError](err)
+		return 0, 0, p.bad("want an algorithm: " + bad.Want)
+	}
+	return a, at, nil
 }
 
 // rate reads a rate: tokens per second, and per unit as it stands there.

@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hybridlimit/hybridlimit/hybrid"
 )
@@ -44,18 +45,23 @@ func TestParseLimit(t *testing.T) {
 		limit hybrid.Limit
 		cost  int64
 	}{
-		"100/s":                          {hybrid.PerSecond(100, 100), 1},
-		"10/m":                           {hybrid.PerMinute(10, 10), 1},
-		"0.5/s":                          {hybrid.PerSecond(0.5, 1), 1},
-		"1.5/s":                          {hybrid.PerSecond(1.5, 2), 1},
-		"0/s":                            {hybrid.PerSecond(0, 0), 1},
-		"100/s burst 200":                {hybrid.PerSecond(100, 200), 1},
-		"5000/h, burst 100, cost 5":      {hybrid.PerHour(5000, 100), 5},
-		"5000/h cost 5 burst 5":          {hybrid.PerHour(5000, 5), 5},
-		"10-M burst 0":                   {hybrid.PerMinute(10, 0), 1},
-		"1/s burst 1000000000":           {hybrid.PerSecond(1, 1e9), 1},
-		"20 per 2 minutes,burst 7":       {hybrid.PerMinute(10, 7), 1},
-		"\t1e13 per 10000 s\tcost\t3\t ": {hybrid.PerSecond(1e9, 1e13), 3},
+		"100/s":                       {hybrid.PerSecond(100, 100), 1},
+		"10/m":                        {hybrid.PerMinute(10, 10), 1},
+		"0.5/s":                       {hybrid.PerSecond(0.5, 1), 1},
+		"1.5/s":                       {hybrid.PerSecond(1.5, 2), 1},
+		"0/s":                         {hybrid.PerSecond(0, 0), 1},
+		"100/s burst 200":             {hybrid.PerSecond(100, 200), 1},
+		"5000/h, burst 100, cost 5":   {hybrid.PerHour(5000, 100), 5},
+		"5000/h cost 5 burst 5":       {hybrid.PerHour(5000, 5), 5},
+		"10-M burst 0":                {hybrid.PerMinute(10, 0), 1},
+		"1/s burst 1000000000":        {hybrid.PerSecond(1, 1e9), 1},
+		"20 per 2 minutes,burst 7":    {hybrid.PerMinute(10, 7), 1},
+		"100/m algorithm sliding-log": {hybrid.PerWindow(100, time.Minute, hybrid.SlidingLog), 1},
+		"100/m, algorithm fixed-window, burst 200 cost 7": {hybrid.Limit{Rate: 100.0 / 60, Burst: 200, Algorithm: hybrid.FixedWindow}, 7},
+		"5/s burst 9 algorithm\tsliding-counter":          {hybrid.Limit{Rate: 5, Burst: 9, Algorithm: hybrid.SlidingCounter}, 1},
+		"5/s algorithm leaky-bucket":                      {hybrid.Limit{Rate: 5, Burst: 5, Algorithm: hybrid.LeakyBucket}, 1},
+		"5/s algorithm token-bucket":                      {hybrid.PerSecond(5, 5), 1},
+		"\t1e13 per 10000 s\tcost\t3\t ":                  {hybrid.PerSecond(1e9, 1e13), 3},
 	} {
 		limit, cost, err := hybrid.ParseLimit(in)
 		if err != nil || limit != want.limit || cost != want.cost {
@@ -66,6 +72,9 @@ func TestParseLimit(t *testing.T) {
 		"": 1, "100/s burst": 12, "100/s burst x": 13, "100/s burst5": 12, "3/s burst 5cost 1": 12, "1e-300/1e300d": 1, "1e-320/d": 1, "1e-12/s": 1, "1/s burst 1000000000000": 1, "100/s burst 1.5": 14, "100/s burst 1000000000000001": 13, "100/s burst -1": 13,
 		"100/s burst 1 burst 2": 15, "100/s cost 1, cost 1": 15, "100/s cost 0": 12, "100/s cost 101": 12, "100/s burst 5 cost 6": 20,
 		"100/s,": 7, "100/s,,": 7, "100/s size 5": 7, "100/s 5": 7, "0/s cost 1": 10, "100/s Burst 5": 7,
+		"5/s algorithm": 14, "5/s algorithm ": 15, "5/s algorithm log": 15, "5/s algorithm sliding_log": 15, "5/s algorithm Sliding-Log": 15,
+		"5/s algorithm fixed-window algorithm fixed-window": 28, "10000/s burst 5 algorithm fixed-window": 27,
+		"1/d burst 367, algorithm sliding-log": 26, "5/s algorithm fixed-window,": 28,
 	} {
 		_, _, err := hybrid.ParseLimit(in)
 		wrong(t, in, err, pos)
@@ -75,7 +84,7 @@ func TestParseLimit(t *testing.T) {
 // Whatever it reads is in range, and what it refuses it refuses at a place in the
 // input.
 func FuzzParseLimit(f *testing.F) {
-	for _, s := range []string{"100/s", "5r/m", "10-M burst 5", "100 per 2 minutes, burst 7, cost 3", "1e999/s", "", "100/s cost 0", "1/0.0s", "\xff/s"} {
+	for _, s := range []string{"100/s", "5r/m", "10-M burst 5", "100 per 2 minutes, burst 7, cost 3", "5/s algorithm sliding-log burst 3", "1e999/s", "", "100/s cost 0", "1/0.0s", "\xff/s"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

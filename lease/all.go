@@ -35,7 +35,8 @@ type AllDecision struct {
 // The error is Take's for a request, in words that say which, and then none is
 // charged; or ctx's.
 //
-// The bound is exact all the same. So of a bucket that is full but for the tokens
+// The bound is exact all the same. So tokens of a window, but for those from leases,
+// stay charged until they leave it, and of a bucket that is full but for the tokens
 // taken and what comes in two timeouts, those that no lease was taken from may stay
 // missing: it would have run over meanwhile.
 func (c *Cache) TakeAll(ctx context.Context, requests []Request) (AllDecision, error) {
@@ -214,6 +215,9 @@ func (c *Cache) undo(t *taking, begin int64) {
 // nor be until they are back: it would have lost the refill that it got.
 func (h *holding) refundableLocked(c *Cache, n, age, remaining int64) bool {
 	t := h.terms.Load()
+	if t.windowed {
+		return false // others may be in its place by then, and stay for longer
+	}
 	refill := float64(age+int64(c.opts.Timeout)) / t.nsPerToken
 	return float64(remaining+1+h.known.outstanding+n)+refill <= float64(t.limit.Burst)
 }

@@ -100,9 +100,9 @@ func (c *Cache) TakeInto(ctx context.Context, key string, n int64, d *Decision) 
 		if h.hash != hash || h.key != key {
 			continue
 		}
-		if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
+		if now := c.clock.coarse.Load(); now < h.spendUntil.Load() && n > 0 {
 			if left := h.left.Load() - n; left >= 0 {
-				h.admit(d, left)
+				h.admit(d, now, left)
 				low := h.low.Load()
 				if h.left.CompareAndSwap(left+n, left) {
 					if left <= low || left^(left+n) >= refreshEvery {
@@ -128,11 +128,11 @@ func (c *Cache) decideNew(ctx context.Context, key string, n int64, d *Decision)
 // decide is the hot path for a holding: one look at the coarse clock, one
 // compare-and-swap. It fills in *d, which must be the zero Decision.
 func (c *Cache) decide(ctx context.Context, h *holding, n int64, d *Decision) error {
-	if c.clock.coarse.Load() < h.spendUntil.Load() && n > 0 {
+	if now := c.clock.coarse.Load(); now < h.spendUntil.Load() && n > 0 {
 		for left := h.left.Load() - n; left >= 0; left = h.left.Load() - n {
 			// Filled in before it is true: the swap waits for all earlier stores,
 			// so whoever copies *d next does not have to wait for them again.
-			h.admit(d, left)
+			h.admit(d, now, left)
 			low := h.low.Load()
 			if h.left.CompareAndSwap(left+n, left) {
 				if left <= low || left^(left+n) >= refreshEvery {
@@ -226,7 +226,7 @@ func (c *Cache) takeLocked(ctx context.Context, h *holding, n int64) (Decision, 
 				c.afterHit(h, left)
 			}
 			var d Decision
-			h.admit(&d, left)
+			h.admit(&d, now, left)
 			return d, nil
 		}
 	}

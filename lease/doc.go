@@ -77,6 +77,25 @@
 // to both, and W shrinks only while V stands at the burst, when W = burst −
 // (b + Ô) ≥ X. So whatever they admit, V could have admitted.
 //
+// # Other algorithms
+//
+// All above is of the token bucket, and of the leaky bucket, which is the same. The
+// others count in windows of burst/rate on the store's clock (type Algorithm has
+// their bounds) and answer the same Call with the same Grant:
+//
+//   - FixedWindow leases. What is leased counts in the window it was granted in, so
+//     outstanding tokens need no room in another. A lease ends with the window, less
+//     5 % of what was left of it; what comes back in time can be granted again, and
+//     what nobody reports is lost to this window alone. lua/window.lua has the proof.
+//   - SlidingLog and SlidingCounter bound what is admitted by when it was, and a
+//     leased token is admitted later than it was counted. So they grant Bound tokens
+//     alone: always coalesced-direct, and refusals are remembered as ever. Tokens of
+//     a request that left while its call was on the way are lost.
+//
+// A change of the limit takes along what is used. If the window's length changes at
+// version 0, where two limits may alternate, the longer window has to end first; a
+// newer version counts by its own window at once.
+//
 // # What it costs
 //
 // Outstanding tokens count against the burst, so a key can be used at its full
@@ -94,6 +113,8 @@
 //	Cache.Reset fills the bucket                              ≤ burst, each time
 //	a limit is lowered to (burst', rate') at x                burst' + rate'·t + Ô(x) in all
 //	an admitted request is refunded though it ran             what was refunded
+//	or of a window that has ended                             the same
+//	the clock of windows jumps ahead over the end of one      ≤ burst, each time
 //	the machine sleeps, until the watchdog looks (1 ms)       the leases of that node
 //	it sleeps for less than 100 ms, which looks like nothing  the same
 //	a node's clock runs more than 5 % slow                    the leases of that node

@@ -24,6 +24,7 @@ type holding struct {
 	more       atomic.Bool              // there are leases after the current one
 	evicted    atomic.Bool              // gone, readable without mu
 	balance    atomic.Int64             // what the bucket had when last asked
+	resetAt    atomic.Int64             // when it is full again by that, of windowed terms
 	terms      atomic.Pointer[terms]    // the limit in force
 	of         atomic.Pointer[snapshot] // the limits that was looked up in
 	shown      atomic.Pointer[terms]    // what decisions by the current lease show
@@ -63,6 +64,7 @@ type known struct {
 	tokens      int64 // in the bucket, by the last grant
 	outstanding int64
 	at, first   int64 // when that grant came, and the first one
+	resetAt     int64 // when the bucket is full by that grant
 
 	// part is this node's part of the demand of all, averaged over epochs as of
 	// the last one it knows about: an epoch counts α, those before it 1−α. All nodes
@@ -79,11 +81,12 @@ type told struct{ epoch, demand int64 }
 const partFade = 5 * time.Second
 
 // learn takes in a grant of the store.
-func (k *known) learn(now int64, t *terms, call *Call, g *Grant) {
+func (k *known) learn(sent, now int64, t *terms, call *Call, g *Grant) {
 	if !k.ok {
 		k.first, k.epoch = now, g.Epoch-1
 	}
 	k.ok, k.at, k.tokens, k.outstanding = true, now, t.balance(g), g.Outstanding
+	k.resetAt = saturate(sent, g.ResetAfter) // no later than by the store's clock
 	if call.Want > 0 && call.LastEpoch != g.Epoch {
 		k.told[1] = k.told[0]
 		k.told[0] = told{g.Epoch, max(1, min(call.Demand, t.limit.Burst))}
@@ -107,6 +110,9 @@ func (k *known) learn(now int64, t *terms, call *Call, g *Grant) {
 func (k *known) fullAt(t *terms) int64 {
 	if !k.ok {
 		return 0
+	}
+	if t.windowed {
+		return k.resetAt
 	}
 	return saturate(k.at, t.timeFor(t.limit.Burst-k.tokens))
 }
@@ -149,10 +155,12 @@ type refusal struct {
 	until      int64   // refuse cost and more until then
 	pace       int64   // refuse everything until then: no call for more before that
 	metAt      int64   // when the bucket would have cost tokens
-	nsPerToken float64 // and how long each further one takes
-	room       int64   // what outstanding leases leave of the burst,
-	dropped    int64   // until then at the latest
-	shown      *terms  // as decisions show it
+	nsPerToken float64 // and how long each further one takes,
+	resetAt    int64   // or, if windowed, when all are there: it says nothing of those between
+	windowed   bool
+	room       int64  // what outstanding leases leave of the burst,
+	dropped    int64  // until then at the latest
+	shown      *terms // as decisions show it
 	source     Source
 }
 
@@ -174,6 +182,12 @@ func (r *refusal) metFor(n int64) int64 {
 	if n == r.cost {
 		return r.metAt // exactly
 	}
+	if r.windowed {
+		if n < r.cost {
+			return r.metAt
+		}
+		return max(r.metAt, r.resetAt)
+	}
 	// The bucket counts in whole microseconds, and metAt is rounded up to one.
 	us := func(tokens int64) float64 { return math.Ceil(float64(tokens)*r.nsPerToken/1e3) * 1e3 }
 	at := float64(r.metAt) + us(n-r.cost)
@@ -187,10 +201,14 @@ func (r *refusal) metFor(n int64) int64 {
 	return int64(at)
 }
 
-// admit fills in d, the zero Decision, for a request that was admitted, leaving
-// left tokens on this node.
-func (h *holding) admit(d *Decision, left int64) {
-	h.shown.Load().admit(d, left+h.balance.Load())
+// admit fills in d, the zero Decision, for a request that was admitted at now, or
+// a little later, leaving left tokens on this node.
+func (h *holding) admit(d *Decision, now, left int64) {
+	t := h.shown.Load()
+	t.admit(d, left+h.balance.Load())
+	if t.windowed {
+		d.ResetAfter = time.Duration(max(0, h.resetAt.Load()-now))
+	}
 }
 
 func (t *terms) admit(d *Decision, remaining int64) {
@@ -204,8 +222,11 @@ func (t *terms) admit(d *Decision, remaining int64) {
 
 // admitted is the Decision for a request that a call admitted, from a grant
 // that is shown as t.
-func (h *holding) admitted(t *terms, from Source) (d Decision) {
+func (h *holding) admitted(t *terms, now int64, from Source) (d Decision) {
 	t.admit(&d, h.heldLocked()+h.balance.Load())
+	if t.windowed {
+		d.ResetAfter = time.Duration(max(0, h.resetAt.Load()-now))
+	}
 	d.Source = from
 	return d
 }
@@ -216,6 +237,9 @@ func (h *holding) denied(t *terms, now, retryAt int64, from Source) Decision {
 	remaining := min(h.left.Load()+h.balance.Load(), t.full)
 	d := Decision{Source: from, Limit: t.limit, Remaining: max(0, remaining)}
 	d.ResetAfter = t.timeFor(t.full - d.Remaining)
+	if t.windowed {
+		d.ResetAfter = time.Duration(max(0, h.resetAt.Load()-now))
+	}
 	d.RetryAfter = max(1, time.Duration(retryAt-now))
 	if d.ResetAfter < d.RetryAfter {
 		d.ResetAfter = d.RetryAfter

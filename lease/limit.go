@@ -23,7 +23,8 @@ const (
 
 // Limit is how much of one key may be used: Rate tokens per second on average,
 // and never more than Burst tokens at one instant. In any window of length t
-// all nodes together admit at most Burst + Rate·t tokens.
+// all nodes together admit at most Burst + Rate·t tokens. Other Algorithms have
+// other bounds; to those with windows the limit is Burst tokens per Burst/Rate.
 //
 // A limit with Rate 0 or Burst 0 (the zero Limit too) denies everything.
 type Limit struct {
@@ -31,8 +32,11 @@ type Limit struct {
 	// (10.0/60 is ten a minute). Range 0 to 1e12.
 	Rate float64
 	// Burst is the size of the bucket in tokens. Range 0 to 1e15.
-	// Burst/Rate, the time to fill, may be at most about 285 years.
+	// Burst/Rate, the time to fill, may be at most about 285 years; where it is a
+	// window, MinWindow to MaxWindow.
 	Burst int64
+	// Algorithm says how the two are to be understood. Default TokenBucket.
+	Algorithm Algorithm
 	// OnFailure decides requests while the store does not answer. Default
 	// Degrade.
 	OnFailure Policy
@@ -80,9 +84,14 @@ func (p *Policy) UnmarshalText(text []byte) error {
 	return &LimitError{"OnFailure", strconv.Quote(string(text)), "degrade, allow or deny"}
 }
 
-// String returns the limit as "10/s burst 20".
+// String returns the limit as "10/s burst 20", and its algorithm unless that is
+// TokenBucket: "10/s burst 20 algorithm sliding-log".
 func (l Limit) String() string {
-	return fmt.Sprintf("%s/s burst %d", strconv.FormatFloat(l.Rate, 'f', -1, 64), l.Burst)
+	s := fmt.Sprintf("%s/s burst %d", strconv.FormatFloat(l.Rate, 'f', -1, 64), l.Burst)
+	if l.Algorithm != TokenBucket {
+		s += " algorithm " + l.Algorithm.String()
+	}
+	return s
 }
 
 // Zero reports whether the limit denies everything.
@@ -91,7 +100,7 @@ func (l Limit) Zero() bool { return l.Rate == 0 || l.Burst == 0 }
 // LimitError says which field of a Limit is out of range. It matches
 // errors.Is(err, ErrLimit).
 type LimitError struct {
-	Field string // "Rate", "Burst", "Burst/Rate" or "OnFailure"
+	Field string // "Rate", "Burst", "Burst/Rate", "Algorithm" or "OnFailure"
 	Value string // as given
 	Want  string // the accepted range
 }
@@ -118,14 +127,21 @@ func (l Limit) Validate() error {
 	if l.OnFailure > Deny {
 		return &LimitError{"OnFailure", l.OnFailure.String(), "degrade, allow or deny"}
 	}
+	if int(l.Algorithm) >= len(algorithmNames) {
+		return &LimitError{"Algorithm", l.Algorithm.String(), wantAlgorithm}
+	}
 	if l.Zero() {
 		return nil
 	}
-	if _, _, ok := l.ratio(); !ok {
+	count, perUS, ok := l.ratio()
+	if !ok {
 		return &LimitError{
 			"Burst/Rate", fmt.Sprintf("%d/%g", l.Burst, l.Rate),
 			"a time to fill of at most 285 years, and a rate that 2^53/Burst microseconds can express",
 		}
+	}
+	if l.Algorithm.Windowed() {
+		return l.validWindow(count, perUS)
 	}
 	return nil
 }
@@ -200,7 +216,8 @@ type terms struct {
 	nsPerToken float64
 	period     time.Duration // how long one lease should last, T
 	zero       bool          // denies everything
-	tooSmall   bool          // the burst is too small to lease any of it
+	tooSmall   bool          // the burst is too small to lease any of it, or its algorithm leases none
+	windowed   bool          // the bucket does not fill little by little
 
 	// What a Decision shows: the full bucket that its tokens are counted in, and
 	// where they come from.
@@ -212,7 +229,7 @@ type terms struct {
 // own, another refill rate.
 func (t *terms) shareOf(g *Grant) *terms {
 	s := *t
-	s.full, s.source = g.Full, g.Source
+	s.full, s.source, s.windowed = g.Full, g.Source, false
 	if g.Rate > 0 {
 		s.nsPerToken = 1e9 / g.Rate
 	}
@@ -240,12 +257,16 @@ func termsWith(l Limit, count, perUS, version int64, longest time.Duration) *ter
 	if full := float64(l.Burst) * t.nsPerToken; full/3 < float64(longest) {
 		t.period = max(time.Duration(full/3), minTTL/2)
 	}
-	t.tooSmall = l.Burst < 2*minLease
+	t.windowed = l.Algorithm.Windowed()
+	t.tooSmall = l.Burst < 2*minLease || !l.Algorithm.Leases()
 	return t
 }
 
 // balance returns what g says was left in the bucket, in tokens rounded up.
 func (t *terms) balance(g *Grant) int64 {
+	if t.windowed {
+		return g.Remaining // whole tokens are all there is
+	}
 	const rounding = 1e-6
 	missing := float64(g.ResetAfter) / t.nsPerToken
 	return t.limit.Burst - int64(math.Floor(min(missing+rounding, float64(2*t.limit.Burst))))

@@ -15,7 +15,9 @@ func (c *Cache) Peek(ctx context.Context, key string) (Decision, error) { return
 // leases. It waits for the store; an error that matches ErrUnknownOutcome or
 // ErrNotExecuted means that the tokens are lost, which can only admit less.
 // A token that the bucket has refilled since, burst/rate after the request at
-// the latest, must not be refunded: that would admit it twice.
+// the latest, must not be refunded: that would admit it twice. A fixed window and
+// a sliding counter take a refund for one of the window that is: in the next it
+// is dropped if this node had nothing of that yet, and would admit it twice else.
 func (c *Cache) Refund(ctx context.Context, key string, n int64) error {
 	h, err := c.holdingOf(key)
 	if err != nil {
@@ -50,7 +52,9 @@ func (c *Cache) tell(ctx context.Context, h *holding, call Call) error {
 	}
 	call.Key, call.Limit, call.Version = h.key, t.limit, t.version
 	call.Count, call.PerUS = t.count, t.perUS
-	call.TTL, call.LastEpoch = max(2*t.period, minTTL), -1
+	h.mu.Lock()
+	call.TTL, call.LastEpoch = max(2*t.period, minTTL), h.lastEpoch
+	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, c.opts.Timeout)
 	defer cancel()
 	answer := c.ask(ctx, []Call{call})[0]
@@ -60,6 +64,7 @@ func (c *Cache) tell(ctx context.Context, h *holding, call Call) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.balance.Store(answer.Grant.Remaining)
+	h.resetAt.Store(saturate(c.clock.now(), answer.Grant.ResetAfter))
 	h.denial.Store(nil)
 	h.paceUntil = 0
 	return nil

@@ -355,7 +355,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 	if g.Created && (h.heldLocked() > 0 || h.known.fullAt(h.terms.Load()) > now) {
 		c.counts.vanished.Add(1)
 	}
-	shown := h.bookGrantLocked(now, call, g)
+	shown := h.bookGrantLocked(sent, now, call, g)
 	h.failUntil, h.failures = 0, 0
 	c.ledger.granted.Add(g.Tokens)
 	if g.Corrupt {
@@ -397,7 +397,7 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 		}
 		bound -= w.n
 		c.ledger.spent.Add(w.n)
-		w.decide(h.admitted(shown, g.Source))
+		w.decide(h.admitted(shown, now, g.Source))
 	}
 	h.keepLocked(c, sent, now, bound, g)
 	h.paceLocked(c, now, g)
@@ -422,15 +422,16 @@ func (h *holding) applyLocked(c *Cache, sent, now int64, call *Call, g *Grant, a
 
 // bookGrantLocked notes what g tells of the bucket, and returns how decisions
 // by it are shown.
-func (h *holding) bookGrantLocked(now int64, call *Call, g *Grant) (shown *terms) {
+func (h *holding) bookGrantLocked(sent, now int64, call *Call, g *Grant) (shown *terms) {
 	h.balance.Store(g.Remaining)
+	h.resetAt.Store(saturate(now, g.ResetAfter))
 	t := h.terms.Load()
 	if g.Source != SourceStore {
 		return t.shareOf(g)
 	}
 	h.lastEpoch = g.Epoch
 	if !g.Newer {
-		h.known.learn(now, t, call, g)
+		h.known.learn(sent, now, t, call, g)
 	}
 	return t
 }
@@ -448,6 +449,12 @@ func (h *holding) keepLocked(c *Cache, sent, now, n int64, g *Grant) {
 	}
 	t := h.terms.Load()
 	room := float64(t.limit.Burst-(g.Remaining+1)-g.Outstanding) - float64(g.TTL)/t.nsPerToken
+	switch {
+	case !t.limit.Algorithm.Leases():
+		room = 0 // they count from when they were charged
+	case t.windowed:
+		room = float64(n) // they count in a window that does not end before the TTL
+	}
 	keep := min(n, int64(math.Floor(room)))
 	deadline := sent + int64(g.TTL)
 	if keep <= 0 || now >= deadline || h.gone || c.closed.Load() {
@@ -502,7 +509,7 @@ func (h *holding) serveLocked(c *Cache, now int64) {
 			h.arrived -= w.n // counted when it queued, and again by the lease
 			h.queue.remove(w)
 			var d Decision
-			h.admit(&d, left)
+			h.admit(&d, now, left)
 			w.decide(d)
 			continue
 		}
@@ -527,7 +534,7 @@ func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant, 
 	t := h.terms.Load()
 	r := &refusal{
 		cost: max(1, call.Need), metAt: saturate(now, g.RetryAfter), pace: h.paceUntil, nsPerToken: shown.nsPerToken,
-		shown: shown, source: SourceMemory,
+		resetAt: saturate(now, g.ResetAfter), windowed: shown.windowed, shown: shown, source: SourceMemory,
 	}
 	r.room, r.dropped = shown.full, now
 	if g.Outstanding > 0 {
@@ -569,7 +576,7 @@ func (h *holding) refuseLocked(c *Cache, sent, now int64, call *Call, g *Grant, 
 
 // looked is the Decision for a cost of 0: as if for a cost of 1.
 func (h *holding) looked(t *terms, now, retryAt int64, from Source) Decision {
-	d := h.admitted(t, from)
+	d := h.admitted(t, now, from)
 	if d.Remaining > 0 {
 		return d
 	}

@@ -5,22 +5,27 @@ import (
 	"time"
 )
 
-// setClock makes the script take its time from now instead of TIME.
+// setClock makes the scripts take their time from now instead of TIME.
 func (s *Store) setClock(now func() time.Duration) {
-	const ask = "redis.call('TIME')"
-	if strings.Count(acquireSource, ask) != 1 {
-		panic("acquire.lua must read TIME exactly once")
-	}
 	s.clock = now
-	s.setSource(strings.Replace(acquireSource, ask, "{ ARGV[#ARGV - 1], ARGV[#ARGV] }", 1))
+	s.replace("redis.call('TIME')", "{ ARGV[#ARGV - 1], ARGV[#ARGV] }")
 }
 
-// keepForever makes the script set no expiry: a server's own clock would take
+// keepForever makes the scripts set no expiry: a server's own clock would take
 // keys away at times that the test's clock knows nothing of.
-func (s *Store) keepForever() {
-	const expiry = ", 'PX', string.format('%.0f', px)"
-	if strings.Count(s.source, expiry) != 1 {
-		panic("acquire.lua must set the expiry in one place")
+func (s *Store) keepForever() { s.replace(", 'PX', string.format('%.0f', px)", "") }
+
+// replace changes what each script has in one place.
+func (s *Store) replace(old, by string) {
+	done := map[*script]bool{}
+	for _, c := range s.scripts {
+		if done[c] {
+			continue
+		}
+		done[c] = true
+		if strings.Count(c.source, old) != 1 {
+			panic(c.tag + " must have once: " + old)
+		}
+		c.set(strings.Replace(c.source, old, by, 1))
 	}
-	s.setSource(strings.Replace(s.source, expiry, "", 1))
 }

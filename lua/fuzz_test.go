@@ -91,8 +91,26 @@ func (o *ops) call(seen []lease.Grant) (lease.Call, time.Duration) {
 	return c, pause
 }
 
+// window makes c a call under an algorithm with windows, among them some that are
+// short, and lets it remember a lost state.
+func (o *ops) window(c *lease.Call, a lease.Algorithm) {
+	b := o.byte()
+	if b&1 != 0 {
+		limits := []lease.Limit{{Rate: 100, Burst: 5}, {Rate: 7, Burst: 10}, {Rate: 1000, Burst: 300}, {Rate: 1e6, Burst: 1e6}, {Rate: 1.0 / 86400, Burst: 12}, {Rate: 1e12, Burst: 1e15}}
+		c.Limit = limits[int(o.byte())%len(limits)]
+		c.Need, c.Bound = min(c.Need, c.Limit.Burst+1), min(c.Bound, 3*(c.Limit.Burst+1))
+		if c.Need > 0 {
+			c.Bound = c.Bound / c.Need * c.Need
+		}
+	}
+	c.Limit.Algorithm = a
+	if b&6 == 6 {
+		c.Hint = lease.Hint{Known: true, Tokens: o.pick(-5, 0, 3, c.Limit.Burst, -c.Limit.Burst), Age: time.Duration(o.pick(0, 1000, 40_000, 900_000, 3_000_000)) * time.Microsecond}
+	}
+}
+
 // same fails unless the script and the reference agree on every operation.
-func same(t *testing.T, s *Store, v *virtual, m *miniredis.Miniredis, data []byte) {
+func same(t *testing.T, s *Store, v *virtual, m *miniredis.Miniredis, a lease.Algorithm, data []byte) {
 	t.Helper()
 	ref := leasetest.NewStore(v.read)
 	ref.KeepExpired = m == nil // a real server expires by its own clock
@@ -102,6 +120,9 @@ func same(t *testing.T, s *Store, v *virtual, m *miniredis.Miniredis, data []byt
 	for i := 0; len(o.data) > 0 && i < 64; i++ {
 		c, pause := o.call(seen)
 		c.Key = key
+		if a.Windowed() {
+			o.window(&c, a)
+		}
 		v.now += pause
 		if m != nil {
 			m.SetTime(time.Unix(0, int64(v.now)))
@@ -121,7 +142,7 @@ func same(t *testing.T, s *Store, v *virtual, m *miniredis.Miniredis, data []byt
 			got.Grant.Limit = want.Grant.Limit // a float64 apart
 		}
 		if got.Grant != want.Grant {
-			t.Fatalf("op %d at %v: %+v\n script %+v\n   want %+v\n bucket %+v", i, v.now, c, got.Grant, want.Grant, ref.Bucket(key))
+			t.Fatalf("op %d at %v: %+v\n script %+v\n   want %+v\n bucket %+v\n window %+v", i, v.now, c, got.Grant, want.Grant, ref.Bucket(key), ref.Window(key, a))
 		}
 		seen = append(seen, got.Grant)
 	}
@@ -147,12 +168,17 @@ func seeds(f *testing.F) {
 	}
 }
 
-// FuzzAcquire holds acquire.lua, run by miniredis, to the Go reference.
-func FuzzAcquire(f *testing.F) {
+// FuzzAcquire holds acquire.lua, run by miniredis, to the Go reference, and so on.
+func FuzzAcquire(f *testing.F) { fuzzScript(f, lease.TokenBucket) }
+func FuzzWindow(f *testing.F)  { fuzzScript(f, lease.FixedWindow) }
+func FuzzLog(f *testing.F)     { fuzzScript(f, lease.SlidingLog) }
+func FuzzCounter(f *testing.F) { fuzzScript(f, lease.SlidingCounter) }
+
+func fuzzScript(f *testing.F, a lease.Algorithm) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		v := newVirtual()
 		s, m := onMiniredis(t, v)
-		same(t, s, v, m, data)
+		same(t, s, v, m, a, data)
 	})
 }

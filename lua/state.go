@@ -58,6 +58,12 @@ type State struct {
 	// longest Duration.
 	ExpiresIn time.Duration
 
+	// Window is what an algorithm that counts in windows has. Tokens are then what
+	// is left of the burst, and TTL, which such a state does not have, is 0.
+	Window Window
+
+	window *windowParts // nil for a bucket
+
 	// The rate as the script has it, count tokens per perUS microseconds, and
 	// the balance in units of 1/perUS token. Limit.Rate is rounded, these are not.
 	units, count, perUS float64
@@ -143,6 +149,9 @@ func parseExact(word string, signed bool) (int64, bool) {
 // step 1 of acquire.lua, in doubles like there, and so gives the same for
 // every state that Decode accepts. Any other State comes back unchanged.
 func (s State) AsOf(now time.Time) State {
+	if s.window != nil {
+		return s.asOf(now)
+	}
 	if s.perUS == 0 {
 		return s
 	}
@@ -193,11 +202,16 @@ func (s State) AsOf(now time.Time) State {
 // TIME: on a cluster the time may come from another server than the bucket. The
 // error is lease.ErrKey, one that matches ErrState, or the client's.
 func (s *Store) Inspect(ctx context.Context, key string) (state State, found bool, err error) {
+	return s.InspectAs(ctx, key, lease.TokenBucket)
+}
+
+// InspectAs is Inspect for key's state under an algorithm.
+func (s *Store) InspectAs(ctx context.Context, key string, a lease.Algorithm) (state State, found bool, err error) {
 	if key == "" {
 		return State{}, false, lease.ErrKey
 	}
 	pipe := s.rdb.Pipeline()
-	name := s.RedisKey(key)
+	name := s.RedisKeyOf(key, a)
 	get, pttl, clock := pipe.Get(ctx, name), pipe.PTTL(ctx, name), pipe.Time(ctx)
 	// Exec's error is the first of the commands', and a missing key is one.
 	_, _ = pipe.Exec(ctx)
@@ -208,7 +222,11 @@ func (s *Store) Inspect(ctx context.Context, key string) (state State, found boo
 	if err := cmp.Or(get.Err(), pttl.Err(), clock.Err()); err != nil {
 		return State{}, false, fmt.Errorf("lua: inspect %.64q: %w", key, err)
 	}
-	if state, err = Decode(get.Val()); err != nil {
+	decode := Decode
+	if a.Windowed() {
+		decode = func(raw string) (State, error) { return DecodeWindow(raw, a) }
+	}
+	if state, err = decode(get.Val()); err != nil {
 		return State{}, false, fmt.Errorf("lua: inspect %.64q: %w", key, err)
 	}
 	state.Now = clock.Val().UTC()

@@ -1,9 +1,10 @@
 // Package lua is the bucket in Redis: a lease.Store whose every call is one
-// script, acquire.lua, and a decoder for the state it keeps.
+// script (acquire.lua; window.lua, log.lua or counter.lua for the algorithms with
+// windows), and a decoder for the states they keep.
 //
 // One key is one Redis string, "<prefix>tb1:{<key>}": tb1 is the algorithm and
-// the version of the state, so another algorithm or a later version never
-// meets this one's state. The braces make <key> the hash tag; in the key's own
+// the version of the state (fw1 is a fixed window, sl1 a sliding log, sc1 a sliding
+// counter), so another algorithm or a later version never meets this one's state. The braces make <key> the hash tag; in the key's own
 // text '%', '{' and '}' are written %25, %7B, %7D, so a user cannot choose a
 // slot, and a key longer than 256 bytes is replaced by its SHA-256.
 //
@@ -27,9 +28,7 @@ package lua
 
 import (
 	"context"
-	"crypto/sha1"
 	"crypto/sha256"
-	_ "embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -41,9 +40,6 @@ import (
 
 	"github.com/hybridlimit/hybridlimit/lease"
 )
-
-//go:embed acquire.lua
-var acquireSource string
 
 const (
 	// MaxBatch is how many keys one script call carries: 128 is where one core
@@ -84,8 +80,8 @@ type Options struct {
 type Store struct {
 	rdb    Client
 	prefix string
-	source string
-	sha    string
+	// scripts are those of the algorithms, by their numbers.
+	scripts []*script
 	// single is whether one script call may carry several keys. It falls for
 	// good when the server answers CROSSSLOT.
 	single atomic.Bool
@@ -108,8 +104,7 @@ func NewStore(rdb Client, opts Options) *Store {
 	if opts.Timeout <= 0 {
 		opts.Timeout = 30 * time.Millisecond
 	}
-	s := &Store{rdb: rdb, prefix: opts.Prefix}
-	s.setSource(acquireSource)
+	s := &Store{rdb: rdb, prefix: opts.Prefix, scripts: newScripts()}
 	switch c := rdb.(type) {
 	case *redis.Client:
 		s.single.Store(true)
@@ -129,18 +124,20 @@ func NewStore(rdb Client, opts Options) *Store {
 	return s
 }
 
-func (s *Store) setSource(source string) {
-	s.source = source
-	sum := sha1.Sum([]byte(source))
-	s.sha = hex.EncodeToString(sum[:])
+// RedisKey returns the name of key's bucket in Redis.
+func (s *Store) RedisKey(key string) string { return s.RedisKeyOf(key, lease.TokenBucket) }
+
+// RedisKeyOf returns the name in Redis of key's state under an algorithm.
+func (s *Store) RedisKeyOf(key string, a lease.Algorithm) string {
+	return s.named(s.scripts[a].tag, key)
 }
 
-// RedisKey returns the name of key's bucket in Redis.
-func (s *Store) RedisKey(key string) string {
+func (s *Store) named(tag, key string) string {
 	var b strings.Builder
 	b.Grow(len(s.prefix) + len(key) + 8)
 	b.WriteString(s.prefix)
-	b.WriteString("tb1:{")
+	b.WriteString(tag)
+	b.WriteString(":{")
 	switch {
 	case len(key) > maxKeyBytes:
 		sum := sha256.Sum256([]byte(key))
@@ -157,8 +154,8 @@ func (s *Store) RedisKey(key string) string {
 
 var keyEscaper = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
 
-// Acquire implements lease.Store. On one server up to MaxBatch keys share a
-// script call; on a cluster each key is a call of its own, pipelined.
+// Acquire implements lease.Store. On one server up to MaxBatch keys share a call of
+// each script; on a cluster each key is a call of its own. Several are pipelined.
 func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer {
 	answers := make([]lease.Answer, len(calls))
 	if err := ctx.Err(); err != nil {
@@ -245,86 +242,19 @@ func (s *Store) acquireValid(ctx context.Context, calls []lease.Call, answers []
 	}
 }
 
-func (s *Store) send(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
-	for len(calls) > 0 {
-		n := min(len(calls), MaxBatch)
-		switch {
-		case n == 1 || s.single.Load():
-			if s.script(ctx, calls[:n], answers[:n]) {
-				break
-			}
-			s.single.Store(false)
-			fallthrough
-		default:
-			s.pipeline(ctx, calls[:n], answers[:n])
-		}
-		calls, answers = calls[n:], answers[n:]
-	}
-}
-
-// script sends calls in one script call. It returns false, nothing having been
-// executed, if the server refuses keys of several slots.
-func (s *Store) script(ctx context.Context, calls []lease.Call, answers []lease.Answer) bool {
-	cmd := s.command(ctx, "evalsha", s.sha, calls)
-	err := s.process(ctx, cmd, calls)
-	if isNoScript(err) {
-		// Certainly not executed, and EVAL loads it for all that follow.
-		cmd = s.command(ctx, "eval", s.source, calls)
-		err = s.rdb.Process(ctx, cmd)
-	}
-	if len(calls) > 1 && hasCode(err, "CROSSSLOT") {
-		return false
-	}
-	s.decode(cmd.Cmd, err, calls, answers)
-	return true
-}
-
-// pipeline sends each call as a script call of its own, in one pipeline. Those
-// that the server did not know the script for go again, once, with its text.
-func (s *Store) pipeline(ctx context.Context, calls []lease.Call, answers []lease.Answer) {
-	send := func(name, script string, indexes []int) (again []int) {
-		pipe := s.rdb.Pipeline()
-		cmds := make([]onceCmd, len(indexes))
-		for k, i := range indexes {
-			cmds[k] = s.command(ctx, name, script, calls[i:i+1])
-			_ = pipe.Process(ctx, cmds[k]) // queues; the error is in the command
-		}
-		r := s.board(ctx, calls)
-		if r != nil {
-			_ = pipe.Process(ctx, r.cmd)
-		}
-		_, execErr := pipe.Exec(ctx)
-		s.arrive(r, execErr)
-		for k, i := range indexes {
-			err := outcome(cmds[k], execErr)
-			if isNoScript(err) && name == "evalsha" {
-				again = append(again, i)
-				continue
-			}
-			s.decode(cmds[k].Cmd, err, calls[i:i+1], answers[i:i+1])
-		}
-		return again
-	}
-	all := make([]int, len(calls))
-	for i := range all {
-		all[i] = i
-	}
-	if again := send("evalsha", s.sha, all); len(again) > 0 {
-		send("eval", s.source, again)
-	}
-}
-
 // onceCmd is a command that go-redis must not send a second time.
 type onceCmd struct{ *redis.Cmd }
 
 // NoRetry is go-redis's question whether to refrain from re-sending.
 func (onceCmd) NoRetry() bool { return true }
 
-func (s *Store) command(ctx context.Context, name, script string, calls []lease.Call) onceCmd {
+// command is one of g's script, by its name or its text.
+func (s *Store) command(ctx context.Context, name, text string, g group) onceCmd {
+	calls := g.calls
 	args := make([]any, 0, 5+len(calls)*(1+argsPerKey))
-	args = append(args, name, script, len(calls))
+	args = append(args, name, text, len(calls))
 	for i := range calls {
-		args = append(args, s.RedisKey(calls[i].Key))
+		args = append(args, s.named(g.tag, calls[i].Key))
 	}
 	for i := range calls {
 		args = appendArgs(args, &calls[i])
@@ -390,6 +320,7 @@ func (s *Store) decode(cmd *redis.Cmd, err error, calls []lease.Call, answers []
 			}
 			g.Version, g.Count, g.PerUS = tail[0], tail[2], tail[3]
 			g.Limit = limitOf(tail[1], tail[2], tail[3])
+			g.Limit.Algorithm = calls[i].Limit.Algorithm
 			tail = tail[replyLimit:]
 		}
 		if g.Tokens < 0 || g.Tokens > calls[i].Want || g.Bound < 0 || g.Bound > g.Tokens {

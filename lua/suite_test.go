@@ -106,7 +106,12 @@ func TestExpiryOnServer(t *testing.T) {
 
 // FuzzAcquireOnServer holds acquire.lua, run by a real server, to the Go
 // reference.
-func FuzzAcquireOnServer(f *testing.F) {
+func FuzzAcquireOnServer(f *testing.F) { fuzzOnServer(f, lease.TokenBucket) }
+func FuzzWindowOnServer(f *testing.F)  { fuzzOnServer(f, lease.FixedWindow) }
+func FuzzLogOnServer(f *testing.F)     { fuzzOnServer(f, lease.SlidingLog) }
+func FuzzCounterOnServer(f *testing.F) { fuzzOnServer(f, lease.SlidingCounter) }
+
+func fuzzOnServer(f *testing.F, a lease.Algorithm) {
 	seeds(f)
 	v := newVirtual()
 	s := NewStore(redistest.Start(f).Client(f), Options{})
@@ -114,6 +119,6 @@ func FuzzAcquireOnServer(f *testing.F) {
 	s.keepForever()
 	f.Fuzz(func(t *testing.T, data []byte) {
 		v.now = newVirtual().now
-		same(t, s, v, nil, data)
+		same(t, s, v, nil, a, data)
 	})
 }

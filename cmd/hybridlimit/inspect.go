@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hybridlimit/hybridlimit/hybrid"
 	"github.com/hybridlimit/hybridlimit/lua"
 )
 
@@ -22,14 +23,15 @@ const inspectTimeout = 5 * time.Second
 
 func newInspectCmd() *cobra.Command {
 	var (
-		url, prefix string
-		asJSON      bool
+		url, prefix, name string
+		asJSON            bool
 	)
 	cmd := &cobra.Command{
 		Use:   "inspect KEY",
 		Short: "Show what is in a key's bucket in Redis",
 		Long: `Inspect reads the bucket of KEY and shows its limit, the tokens in it, and how
-many are leased to nodes. It changes nothing.
+many are leased to nodes. It changes nothing. A key has a state for each algorithm
+that it is limited by; --algorithm says which to show.
 
 KEY is the limiter's key. The HTTP service makes it from service and user_id, as
 service:user_id; in the service '%' and ':' are written %25 and %3A.`,
@@ -41,6 +43,10 @@ service:user_id; in the service '%' and ':' are written %25 and %3A.`,
 			if at == "" {
 				return usageError{errors.New("--redis is required: a Redis inside this process would be empty")}
 			}
+			var a hybrid.Algorithm
+			if err := a.UnmarshalText([]byte(name)); err != nil {
+				return usageError{fmt.Errorf("--algorithm: %w", err)}
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), inspectTimeout)
 			defer cancel()
 			rdb, _, closeRedis, err := openRedis(ctx, at)
@@ -49,14 +55,14 @@ service:user_id; in the service '%' and ':' are written %25 and %3A.`,
 			}
 			defer closeRedis()
 			store := lua.NewStore(rdb, lua.Options{Prefix: prefix})
-			state, found, err := store.Inspect(ctx, args[0])
+			state, found, err := store.InspectAs(ctx, args[0], a)
 			if errors.Is(err, lua.ErrState) {
 				return fmt.Errorf("%w (the next request replaces it by a full bucket)", err)
 			}
 			if err != nil {
 				return err
 			}
-			v := newView(args[0], store.RedisKey(args[0]), state, found)
+			v := newView(args[0], store.RedisKeyOf(args[0], a), state, found)
 			if asJSON {
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(v)
 			}
@@ -66,6 +72,7 @@ service:user_id; in the service '%' and ':' are written %25 and %3A.`,
 	}
 	addRedisFlag(cmd, &url, "; required")
 	cmd.Flags().StringVar(&prefix, "prefix", "hybridlimit:", "start of every Redis key, as the limiter has it")
+	cmd.Flags().StringVar(&name, "algorithm", hybrid.TokenBucket.String(), "the limit's algorithm: token-bucket, leaky-bucket, fixed-window, sliding-log or sliding-counter")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	return cmd
 }
@@ -96,6 +103,18 @@ type bucket struct {
 	Epoch       int64     `json:"epoch"`
 	LeaseTTLMS  float64   `json:"lease_ttl_ms"`
 	ExpiresInMS *int64    `json:"expires_in_ms"` // null: the key has no expiry
+	*window
+}
+
+// window is the part of a bucket that only algorithms with windows have.
+type window struct {
+	Algorithm hybrid.Algorithm `json:"algorithm"`
+	WindowMS  float64          `json:"window_ms"`
+	Ends      *time.Time       `json:"window_ends,omitempty"` // absent for a log
+	Taken     int64            `json:"taken"`                 // in the window
+	Before    int64            `json:"taken_before"`          // in the one before, for a counter
+	Debt      int64            `json:"debt"`
+	Entries   int              `json:"entries"` // of a log
 }
 
 func newView(key, redisKey string, stored lua.State, found bool) view {
@@ -113,6 +132,16 @@ func newView(key, redisKey string, stored lua.State, found bool) view {
 		// As the script counts: this epoch may have only begun.
 		Active: max(now.Active[0], now.Active[1]), Demand: max(now.Demand[0], now.Demand[1]),
 		Epoch: now.Epoch, LeaseTTLMS: float64(stored.TTL) / float64(time.Millisecond),
+	}
+	if a := stored.Limit.Algorithm; a.Windowed() {
+		w := now.Window
+		v.window = &window{
+			Algorithm: a, WindowMS: float64(stored.Limit.Window()) / float64(time.Millisecond),
+			Taken: w.Taken, Before: w.Previous, Debt: w.Debt, Entries: w.Entries,
+		}
+		if !w.Ends.IsZero() {
+			v.Ends = &w.Ends
+		}
 	}
 	if stored.ExpiresIn != math.MaxInt64 {
 		v.ExpiresInMS = new(stored.ExpiresIn.Milliseconds())
@@ -133,10 +162,23 @@ func (v view) text() string {
 		return b.String()
 	}
 	row("limit", "%g tokens/s, burst %d (version %d)", v.Rate, v.Burst, v.Version)
+	if w := v.window; w != nil {
+		row("algorithm", "%v, window of %v", w.Algorithm, time.Duration(w.WindowMS*float64(time.Millisecond)))
+		switch w.Algorithm {
+		case hybrid.FixedWindow:
+			row("taken", "%d in the window that ends in %s, and a debt of %d", w.Taken, w.Ends.Sub(v.Now), w.Debt)
+		case hybrid.SlidingCounter:
+			row("taken", "%d in the window that ends in %s, %d in the one before", w.Taken, w.Ends.Sub(v.Now), w.Before)
+		default:
+			row("taken", "%d at %d instants", w.Taken, w.Entries)
+		}
+	}
 	row("tokens", "%s now, %s when last written, %s ago", tokens(v.TokensNow), tokens(v.Tokens), v.Now.Sub(v.At))
 	row("leased", "%d to nodes (%d in this epoch, %d in the one before)", v.Outstanding, v.ThisEpoch, v.Previous)
 	row("active nodes", "%d, who are asked for about %d tokens per lease period", v.Active, v.Demand)
-	row("lease ttl", "%s (epoch %d)", time.Duration(v.LeaseTTLMS*float64(time.Millisecond)), v.Epoch)
+	if v.window == nil {
+		row("lease ttl", "%s (epoch %d)", time.Duration(v.LeaseTTLMS*float64(time.Millisecond)), v.Epoch)
+	}
 	if v.ExpiresInMS == nil {
 		row("expires", "never, which is not the limiter's doing")
 	} else {

@@ -102,3 +102,31 @@ func TestInspectOddities(t *testing.T) {
 		}
 	}
 }
+
+func TestInspectWindows(t *testing.T) {
+	m := inspecting(t)
+	const head = "1 1000000250000 2000000 2000000 5 0 1 0 7 0 9 3 1 500000" // 3 in 1.5 s
+	set(t, m, "hybridlimit:fw1:{k}", strings.Replace(head, " 5 0 ", " 1 0 ", 1)+" 1000001000000 2 0")
+	set(t, m, "hybridlimit:sl1:{k}", strings.Replace(head, " 5 0 ", " 0 0 ", 1)+" 1500000 0 1200000 1 100000 1")
+	set(t, m, "hybridlimit:sc1:{k}", strings.Replace(head, " 5 0 ", " 0 0 ", 1)+" 1000001000000 1 2")
+	for name, want := range map[string][]string{
+		"fixed-window":    {"window of 1.5s", "2 in the window that ends in 250ms, and a debt of 0", "tokens        1 now, 1 when"},
+		"sliding-log":     {"1 at 1 instants", "tokens        2 now, 1 when"},
+		"sliding-counter": {"1 in the window that ends in 250ms, 2 in the one before", "1.666667 now, 1 when"},
+		"token-bucket":    {"none"},
+	} {
+		code, stdout, stderr := execute(t, "inspect", "k", "--algorithm", name)
+		for _, part := range want {
+			if code != 0 || !strings.Contains(stdout, part) {
+				t.Errorf("%s: exit code %d, %s\n%s\nwant %q", name, code, stderr, stdout, part)
+			}
+		}
+		code, stdout, _ = execute(t, "inspect", "k", "--json", "--algorithm", name)
+		if code != 0 || !json.Valid([]byte(stdout)) || name != "token-bucket" && !strings.Contains(stdout, `"algorithm":"`+name+`"`) {
+			t.Errorf("%s: exit code %d, %s", name, code, stdout)
+		}
+	}
+	if code, _, stderr := execute(t, "inspect", "k", "--algorithm", "guess"); code != 2 || !strings.Contains(stderr, "sliding-log") {
+		t.Errorf("exit code %d, %s; want 2 and the names", code, stderr)
+	}
+}

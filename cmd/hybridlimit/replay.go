@@ -22,6 +22,7 @@ import (
 // replayFlags are the flags of replay, as given.
 type replayFlags struct {
 	key, limit, spread   string
+	algorithm            string
 	burst                int64
 	nodes                int
 	speed                float64
@@ -44,9 +45,12 @@ this process whose clock follows them; with --redis it runs in real time
 against that server, in keys that expire. --speed N compresses the log's time N times in either
 mode; the limit stays as given.
 
-ideal_admitted is what one exact bucket per key would have admitted; max_level
-is the highest level any key's admissions reached: the limit held if it is at
-most the burst.`,
+With an algorithm that has windows the limit is --burst requests in the time that
+--limit takes to give them: --limit 10/m --burst 10 is ten in a minute.
+
+ideal_admitted is what one exact bucket (or window) per key would have admitted;
+max_level is the highest level any key's admissions reached, or the highest count
+by the algorithm: the limit held if it is at most the burst.`,
 		Example: `  hybridlimit replay access.log.gz --key ip --limit 10/m --burst 20 --nodes 4
   zcat logs/*.gz | hybridlimit replay - --key none --limit 500/s --burst 500 --speed 100 --json`,
 		Args: oneArg("FILE"),
@@ -58,6 +62,7 @@ most the burst.`,
 	fl.StringVar(&f.key, "key", "ip", "what a request is limited by: ip, path, user, ip+path, or none for one global key")
 	fl.StringVar(&f.limit, "limit", "", "rate of each key, such as 10/m, 100/s or 5000/h (required)")
 	fl.Int64Var(&f.burst, "burst", 0, "burst of each key in requests (required; at least 1)")
+	fl.StringVar(&f.algorithm, "algorithm", hybrid.TokenBucket.String(), "how to count: token-bucket, leaky-bucket, fixed-window, sliding-log or sliding-counter")
 	fl.IntVar(&f.nodes, "nodes", 4, "how many limiter nodes share the requests, 1 to 1000")
 	fl.StringVar(&f.spread, "spread", "round-robin", "which node a request goes to: round-robin, hash (by key) or random")
 	fl.Float64Var(&f.speed, "speed", 1, "how many times faster than the log, above 0 to 1e9")
@@ -123,8 +128,13 @@ func (f replayFlags) options() (opts bench.ReplayOptions, key accesslog.KeyFunc,
 		err = errors.New("--limit is required, as in --limit 10/m")
 	}
 	errs = append(errs, err)
+	var algorithm hybrid.Algorithm
+	if err := algorithm.UnmarshalText([]byte(f.algorithm)); err != nil {
+		bad, _ := errors.AsType[*hybrid.LimitError](err)
+		errs = append(errs, fmt.Errorf("--algorithm = %s: want %s", bad.Value, bad.Want))
+	}
 	opts = bench.ReplayOptions{
-		Limit: hybrid.Limit{Rate: rate, Burst: f.burst}, Nodes: f.nodes, Spread: bench.Spread(f.spread),
+		Limit: hybrid.Limit{Rate: rate, Burst: f.burst, Algorithm: algorithm}, Nodes: f.nodes, Spread: bench.Spread(f.spread),
 		LeasePeriod: f.period, RedisTimeout: f.redisTimeout,
 	}
 	if f.burst == 0 {

@@ -102,6 +102,78 @@ var mutations = []mutation{
 		"lua", "^TestStoreInProcess$",
 	},
 
+	// Windows, logs and counters: the reference, and the scripts.
+	{
+		"reference: a lease outlives its window", "lease/leasetest/window.go",
+		"life = min(ttl, rest) * 95 / 100", "life = ttl * 95 / 100",
+		"lease", "^TestFixedWindowInMemory$",
+	},
+	{
+		"reference: leases come back into the next window", "lease/leasetest/window.go",
+		"ended, b.out0, b.out1 = max(1, ended), 0, 0", "ended = max(0, ended-1)",
+		"lease", "^TestFixedWindowInMemory$",
+	},
+	{
+		"reference: an entry of the log ends early", "lease/leasetest/sliding.go",
+		"l.gone(w, l.log[0]) <= now {", "l.gone(w, l.log[0]) <= now+1 {",
+		"lease", "^TestSlidingLogInMemory$",
+	},
+	{
+		"reference: a full log forgets the later time", "lease/leasetest/sliding.go",
+		"entry{e.at, log[last].n + e.n}", "entry{log[last].at - grain, log[last].n + e.n}",
+		"lease", "^TestSlidingLogInMemory$",
+	},
+	{
+		"reference: the window before counts too little", "lease/leasetest/sliding.go",
+		"return ceilDiv(c.prev*overlap, steps)", "return c.prev * overlap / steps",
+		"lease", "^TestSlidingCounterInMemory$",
+	},
+	{
+		"script: a lease outlives its window", "lua/windows.lua",
+		"floor(min(c_ttl, rest) * 95 / 100)", "floor(c_ttl * 95 / 100)",
+		"lua", "^TestFixedWindowInProcess$",
+	},
+	{
+		"script: leases come back into the next window", "lua/windows.lua",
+		"ended, s.out0, s.out1 = max(1, ended), 0, 0", "ended = max(0, ended - 1)",
+		"lua", "^TestFixedWindowInProcess$",
+	},
+	{
+		"script: a refund of the window before", "lua/window.lua",
+		"  if mine then s.taken", "  if true then s.taken",
+		"lua", "^TestWindowRefundOfAnother$",
+	},
+	{
+		"script: an entry of the log ends early", "lua/log.lua",
+		"gone(s, s.t[k + 1]) <= now do", "gone(s, s.t[k + 1]) <= now + 1 do",
+		"lua", "^TestSlidingLogInProcess$",
+	},
+	{
+		"script: a full log forgets the later time", "lua/log.lua",
+		"t[#t], n[#n] = s.t[k], n[#n] + s.n[k]", "t[#t], n[#n] = t[#t] - grain, n[#n] + s.n[k]",
+		"lua", "^TestSlidingLogInProcess$",
+	},
+	{
+		"script: the window before counts too little", "lua/counter.lua",
+		"return -floor(-s.prev * overlap / steps)", "return floor(s.prev * overlap / steps)",
+		"lua", "^TestSlidingCounterInProcess$",
+	},
+	{
+		"script: the window before does not count", "lua/counter.lua",
+		"s.prev, s.taken, s.ends = s.taken, 0, next_end(s.ends, s.w)", "s.prev, s.taken, s.ends = 0, 0, next_end(s.ends, s.w)",
+		"lua", "^TestSlidingCounterInProcess$",
+	},
+	{
+		"script: windows that alternate are emptied", "lua/window.lua",
+		"else s.ends = max(s.ends, ends) end", "else s.ends = ends end",
+		"lua", "^TestFixedWindowInProcess$",
+	},
+	{
+		"node: a log is leased", "lease/limit.go",
+		" || !l.Algorithm.Leases()", "",
+		"lease", "^TestLogsAreNotLeased$",
+	},
+
 	// What is sent.
 	{
 		"a call whose outcome is unknown is sent again", "lua/store.go",

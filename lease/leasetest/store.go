@@ -26,15 +26,22 @@ type Store struct {
 
 	mu      sync.Mutex
 	buckets map[string]*Bucket
+	windows map[windowKey]*Window
 	calls   int64
 	granted map[string]int64
+}
+
+// windowKey is why a key has a state for each algorithm that counts in windows.
+type windowKey struct {
+	key       string
+	algorithm lease.Algorithm
 }
 
 // NewStore returns an empty Store whose clock is now, the time since any
 // instant. Let it start late enough that epochs of different lengths never have
 // near numbers (an hour will do).
 func NewStore(now func() time.Duration) *Store {
-	return &Store{now: now, buckets: map[string]*Bucket{}, granted: map[string]int64{}}
+	return &Store{now: now, buckets: map[string]*Bucket{}, windows: map[windowKey]*Window{}, granted: map[string]int64{}}
 }
 
 // Acquire implements lease.Store.
@@ -47,21 +54,38 @@ func (s *Store) Acquire(ctx context.Context, calls []lease.Call) []lease.Answer 
 			answers[i].Err = fmt.Errorf("%w: %w", lease.ErrNotExecuted, err)
 			continue
 		}
-		b := s.buckets[c.Key]
-		if b == nil {
-			b = &Bucket{}
-			s.buckets[c.Key] = b
-		}
 		s.calls++
-		if s.KeepExpired && b.exists {
-			b.expires = math.MaxInt64
-		}
-		g := b.Apply(s.now().Microseconds(), c)
+		g := s.applyLocked(c)
 		g.Source = lease.SourceStore
 		s.granted[c.Key] += g.Tokens
 		answers[i].Grant = g
 	}
 	return answers
+}
+
+func (s *Store) applyLocked(c lease.Call) lease.Grant {
+	now := s.now().Microseconds()
+	if c.Limit.Algorithm.Windowed() {
+		at := windowKey{c.Key, c.Limit.Algorithm}
+		w := s.windows[at]
+		if w == nil {
+			w = &Window{}
+			s.windows[at] = w
+		}
+		if s.KeepExpired && w.meter != nil {
+			w.expires = math.MaxInt64
+		}
+		return w.Apply(now, c)
+	}
+	b := s.buckets[c.Key]
+	if b == nil {
+		b = &Bucket{}
+		s.buckets[c.Key] = b
+	}
+	if s.KeepExpired && b.exists {
+		b.expires = math.MaxInt64
+	}
+	return b.Apply(now, c)
 }
 
 // Calls returns how many calls were carried out.
@@ -92,11 +116,23 @@ func (s *Store) Bucket(key string) Bucket {
 	return Bucket{}
 }
 
+// Window returns a copy of key's state under an algorithm with windows, as last
+// changed.
+func (s *Store) Window(key string, a lease.Algorithm) Window {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.windows[windowKey{key, a}]; w != nil {
+		return w.copy()
+	}
+	return Window{}
+}
+
 // Flush forgets every key, as FLUSHALL does.
 func (s *Store) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.buckets)
+	clear(s.windows)
 }
 
 // Evict forgets key, as a server short of memory does.
@@ -104,6 +140,11 @@ func (s *Store) Evict(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.buckets, key)
+	for at := range s.windows {
+		if at.key == key {
+			delete(s.windows, at)
+		}
+	}
 }
 
 // Save returns what the store holds, as a replica has it, for Load.
