@@ -46,9 +46,9 @@ type windowMeter struct {
 
 func (m *windowMeter) to(at time.Duration) {
 	m.now = max(m.now, at.Microseconds())
-	switch n := m.now / m.w; {
-	case n == m.n:
-	case n == m.n+1:
+	switch n := m.now / m.w; n {
+	case m.n:
+	case m.n + 1:
 		m.n, m.prev, m.taken = n, m.taken, 0
 	default:
 		m.n, m.prev, m.taken = n, 0, 0
