@@ -46,7 +46,9 @@ func onServer(rdb *redis.Client) func(testing.TB, *leasetest.Clock) lease.Store 
 // inProcess makes a store on a miniredis of its own, whose clock is the test's.
 func inProcess(t testing.TB, clock *leasetest.Clock) lease.Store {
 	m := miniredis.RunT(t)
-	rdb := redis.NewClient(redistest.Options(m.Addr()))
+	opts := redistest.Options(m.Addr())
+	opts.ReadTimeout = 10 * time.Second // no test of time: a busy machine may stand still for one
+	rdb := redis.NewClient(opts)
 	t.Cleanup(func() { rdb.Close() })
 	m.ClockTTL(true)
 	clock.OnSet(func(now time.Duration) { m.SetTime(time.Unix(0, int64(now))) })
