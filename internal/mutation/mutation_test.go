@@ -209,3 +209,13 @@ func TestOverlay(t *testing.T) {
 		t.Error("overlay of a text that is there many times = nil error: want one")
 	}
 }
+
+// TestTable fails for a mutation whose text is not there, once and no more: the code
+// has changed, and so must the table.
+func TestTable(t *testing.T) {
+	for _, m := range mutations {
+		if _, err := m.overlay(t.TempDir()); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+	}
+}

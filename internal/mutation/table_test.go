@@ -194,8 +194,8 @@ var mutations = []mutation{
 	},
 	{
 		"late replies kept", "lease/refill.go",
-		"deadline: sent + int64(g.TTL), forget: sent + 2*int64(call.TTL)}\n\t\tif now >= b.deadline {",
-		"deadline: max(now+1e9, sent+int64(g.TTL)), forget: sent + 2*int64(call.TTL)}\n\t\tif now >= b.deadline {",
+		"deadline: sent + int64(g.TTL), forget: sent + 2*int64(call.TTL)}",
+		"deadline: max(now+1e9, sent+int64(g.TTL)), forget: sent + 2*int64(call.TTL)}",
 		"lease", "^TestScenario19_LateReply$",
 	},
 	{
@@ -221,12 +221,12 @@ var mutations = []mutation{
 	},
 	{
 		"reports again after an answer", "lease/refill.go",
-		"\t\th.unreported = h.unreported[:last]\n", "",
+		"\th.unreported = h.unreported[:last]\n", "",
 		"lease", "^TestScenario01_HalfDemand$|^TestScenario07_DemandMoves$",
 	},
 	{
 		"reports lost after a refusal", "lease/refill.go",
-		"\t\t\t\tu.Spent += r.Spent\n", "",
+		"\t\t\tu.Spent += r.Spent\n", "",
 		"lease", "^TestReportsAfterFailures$",
 	},
 	{
