@@ -83,7 +83,8 @@ type Call struct {
 	// came with it, for a float64 in between could become another ratio.
 	Count, PerUS int64
 	// TTL is how long a lease lives, h. It must be the same on all nodes; the
-	// store holds the largest as long as a lease is out. Range 1ms to 24h.
+	// store's epochs are of the largest as long as a lease is out, but leases are
+	// no longer than asked for. Range 1ms to 24h.
 	TTL time.Duration
 
 	// Reports tell what became of leased tokens, by the epoch of their lease.
