@@ -309,7 +309,7 @@ func (j *judge) execute(m *message, first bool) []lease.Answer {
 	w := j.w
 	for _, c := range m.calls {
 		b := j.books[c.Key]
-		told := int64(0)
+		told := c.Refund
 		for _, r := range c.Reports {
 			told += r.Spent + r.Returned
 		}
