@@ -239,7 +239,7 @@ func (j *judge) decided(n *node, key string, cost int64, limit lease.Limit, d le
 	since := at
 	if together {
 		since, at = asked, w.now
-	} else if d.Source == lease.SourceLease && b.unclaimed(n, w.now) == 0 {
+	} else if d.Source == lease.SourceLease && j.decisions%4 == 0 && b.unclaimed(n, w.now) == 0 {
 		// What was spent just now was out before, a token of it at least.
 		if truth, _, ok := j.held(key, b); ok && w.now >= b.blurred && truth+cost > j.outstanding(key)+b.mixed(n)+cost-1 {
 			j.fail("%s: %d tokens out with those that node %d spent, the store knows of %d", key, truth+cost, n.place, j.outstanding(key))

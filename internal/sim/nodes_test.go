@@ -390,6 +390,9 @@ func (n *node) askAll(cost int64) {
 		var requests []lease.Request
 		for _, key := range w.keys {
 			requests = append(requests, lease.Request{Key: key, N: cost})
+			b := w.judge.books[key]
+			b.dearest[n] = max(b.dearest[n], cost) // a share makes room for it, admitted or not
+			b.costly = b.costly || cost > 1
 		}
 		asked, stood := w.now, n.gone
 		d, err := n.TakeAll(n.patience(), requests)
