@@ -368,18 +368,16 @@ func (l *Limiter) AllowLimit(ctx context.Context, key string, limit Limit, n int
 
 // AllowAll decides whether requests on several keys, say of a user, a tenant and the
 // service as a whole, may go ahead together. Each key is charged if all may, none
-// otherwise: what was taken meanwhile goes back to the lease it came from or, for a
-// key without one, to Redis. Put first what refuses most often.
+// otherwise: what was taken from leases meanwhile goes back to them. A key without a
+// lease may lose its tokens by the first refusal that this node did not know of; the
+// next ones it remembers. Put first what refuses most often.
 //
 // If they are refused the decision is about the one that has to wait longest, Index
 // says which: refused again it may be for another reason. If all are admitted it is
 // about the one with the fewest tokens remaining. Keys may be anywhere in a cluster:
 // each is a call of its own, those that have to be made share a round trip.
 //
-// Errors as AllowN, in words that say which request; then nothing is charged. A
-// bucket without leases that is full but for the tokens taken and what comes in two
-// RedisTimeouts may keep missing these tokens, as it would have run over otherwise;
-// a window (Limit.Algorithm) without leases keeps them until they leave it.
+// Errors as AllowN, in words that say which request; then nothing is charged.
 func (l *Limiter) AllowAll(ctx context.Context, requests ...Request) (AllDecision, error) {
 	return l.cache.TakeAll(ctx, requests)
 }

@@ -28,23 +28,18 @@ type AllDecision struct {
 // TakeAll decides whether requests on several keys may go ahead together, and
 // charges each if all may, none otherwise. A refusal that this node remembers costs
 // nothing; else tokens are taken from leases in the order given, and those of keys
-// without one from the store, in one round trip. What was taken for nothing goes back
-// to the lease it came from, or to the store, which nobody waits for; meanwhile it
-// can only be missing.
+// without one from the store, in one round trip. What was taken from leases for
+// nothing goes back to them. What the store charged at once it keeps: to give that
+// back could admit it twice, if its bucket ran over meanwhile. So the first refusal
+// of which this node did not know may cost a key without a lease its tokens.
 //
 // The error is Take's for a request, in words that say which, and then none is
 // charged; or ctx's.
-//
-// The bound is exact all the same. So tokens of a window, but for those from leases,
-// stay charged until they leave it, and of a bucket that is full but for the tokens
-// taken and what comes in two timeouts, those that no lease was taken from may stay
-// missing: it would have run over meanwhile.
 func (c *Cache) TakeAll(ctx context.Context, requests []Request) (AllDecision, error) {
 	all := AllDecision{Index: -1, Decision: Decision{Allowed: true}, Each: make([]Decision, len(requests))}
 	if c.closed.Load() {
 		return AllDecision{Index: -1}, ErrClosed
 	}
-	begin := c.clock.now()
 	taken := make([]taking, len(requests))
 	for i, r := range requests {
 		h, err := c.holdingOf(r.Key)
@@ -70,7 +65,7 @@ func (c *Cache) TakeAll(ctx context.Context, requests []Request) (AllDecision, e
 		}
 	}
 	if !all.Allowed {
-		c.undoAll(taken, begin) // of one that was admitted after all
+		c.undoAll(taken) // of one that was admitted after all
 		return all, nil
 	}
 	missing := 0
@@ -97,7 +92,7 @@ func (c *Cache) TakeAll(ctx context.Context, requests []Request) (AllDecision, e
 	if err == nil && all.Allowed {
 		return all, nil
 	}
-	c.undoAll(taken, begin)
+	c.undoAll(taken)
 	if err != nil {
 		return AllDecision{Index: -1}, err
 	}
@@ -169,18 +164,18 @@ func (all *AllDecision) add(i int, t *taking) {
 }
 
 // undoAll takes back what requests took.
-func (c *Cache) undoAll(taken []taking, begin int64) {
+func (c *Cache) undoAll(taken []taking) {
 	for i := range taken {
 		if t := &taken[i]; t.err == nil && t.d.Allowed {
-			c.undo(t, begin)
+			c.undo(t)
 		}
 	}
 }
 
-// undo takes back what t took, begin at the earliest. Tokens of a lease that the
-// store has not been told about are simply there again: it counts them as out. Those
-// whose lease has ended, and others, go back to the store.
-func (c *Cache) undo(t *taking, begin int64) {
+// undo takes back what t took. Tokens of a lease that the store has not been told
+// about are simply there again: it counts them as out. Of those whose lease has ended
+// it is told; a share takes back what it granted.
+func (c *Cache) undo(t *taking) {
 	if t.n == 0 || t.d.Source == SourcePolicy {
 		return
 	}
@@ -191,7 +186,6 @@ func (c *Cache) undo(t *taking, begin int64) {
 		h.settleLocked(c, now)
 		n = h.unspendLocked(c, n)
 	}
-	refund := n > 0 && (t.d.Source == SourceLocal || h.refundableLocked(c, n, now-begin, t.d.Remaining))
 	if h.giveBack && !h.gone {
 		c.launchLocked(h)
 	} else {
@@ -201,25 +195,15 @@ func (c *Cache) undo(t *taking, begin int64) {
 		return
 	}
 	c.ledger.spent.Add(-n)
+	if t.d.Source != SourceLocal {
+		c.ledger.lost.Add(n) // with the store, where others may have had their place
+		return
+	}
 	c.ledger.returned.Add(n)
-	if refund {
-		c.inBackground(func() {
-			// Whatever becomes of it: then they are lost, which only admits less.
-			_ = c.tell(c.base, h, Call{Refund: n})
-		})
-	}
-}
-
-// refundableLocked reports whether n tokens that the store charged within the last
-// age may go back. Had it not charged them its bucket must not have been full since,
-// nor be until they are back: it would have lost the refill that it got.
-func (h *holding) refundableLocked(c *Cache, n, age, remaining int64) bool {
-	t := h.terms.Load()
-	if t.windowed {
-		return false // others may be in its place by then, and stay for longer
-	}
-	refill := float64(age+int64(c.opts.Timeout)) / t.nsPerToken
-	return float64(remaining+1+h.known.outstanding+n)+refill <= float64(t.limit.Burst)
+	c.inBackground(func() {
+		// Whatever becomes of it: then they are lost, which only admits less.
+		_ = c.tell(c.base, h, Call{Refund: n})
+	})
 }
 
 // unspendLocked puts as many of n tokens as it can back to the leases they came from,

@@ -117,8 +117,7 @@
 //	the clock of windows jumps ahead over the end of one      ≤ burst, each time
 //	the machine sleeps, until the watchdog looks (1 ms)       the leases of that node
 //	it sleeps for less than 100 ms, which looks like nothing  the same
-//	a node's clock runs more than 5 % slow                    the leases of that node, and
-//	                                                          what its TakeAll gives back
+//	a node's clock runs more than 5 % slow                    the leases of that node
 //
 // A node reads a coarse clock on a hit. It is believed only when the deadline
 // is at least 50 ms off, and set anew by hits, each time they have taken 64

@@ -414,13 +414,8 @@ var mutations = []mutation{
 		"fallback", "^TestRecoveryIsNoticed$",
 	},
 	{
-		"all: what a bucket that ran over was charged with goes back", "lease/all.go",
-		"return float64(remaining+1+h.known.outstanding+n)+refill <= float64(t.limit.Burst)", "return refill >= 0 || n+age+remaining < 0",
-		"lease", "^TestAllGivesBackNothingTwice$",
-	},
-	{
 		"all: nothing is taken back", "lease/all.go",
-		"if t := &taken[i]; t.err == nil && t.d.Allowed {\n\t\t\tc.undo", "if t := &taken[i]; t.err != nil && t.d.Allowed {\n\t\t\tc.undo",
+		"if t := &taken[i]; t.err == nil && t.d.Allowed {\n\t\t\tc.undo(", "if t := &taken[i]; t.err != nil && t.d.Allowed {\n\t\t\tc.undo(",
 		"lease", "^TestAllTakesBack$",
 	},
 	{
