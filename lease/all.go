@@ -174,7 +174,7 @@ func (c *Cache) undoAll(taken []taking) {
 
 // undo takes back what t took. Tokens of a lease that the store has not been told
 // about are simply there again: it counts them as out. Of those whose lease has ended
-// it is told; a share takes back what it granted.
+// it is told.
 func (c *Cache) undo(t *taking) {
 	if t.n == 0 || t.d.Source == SourcePolicy {
 		return
@@ -194,16 +194,9 @@ func (c *Cache) undo(t *taking) {
 	if n == 0 {
 		return
 	}
+	// With the store or the share, where others may have had their place.
 	c.ledger.spent.Add(-n)
-	if t.d.Source != SourceLocal {
-		c.ledger.lost.Add(n) // with the store, where others may have had their place
-		return
-	}
-	c.ledger.returned.Add(n)
-	c.inBackground(func() {
-		// Whatever becomes of it: then they are lost, which only admits less.
-		_ = c.tell(c.base, h, Call{Refund: n})
-	})
+	c.ledger.lost.Add(n)
 }
 
 // unspendLocked puts as many of n tokens as it can back to the leases they came from,
@@ -243,26 +236,4 @@ func (h *holding) unspendIntoLocked(epoch, n int64) bool {
 		}
 	}
 	return false
-}
-
-// inBackground runs f unless the cache is closed; Close waits for it.
-func (c *Cache) inBackground(f func()) {
-	c.send.Lock() // Close takes it before it waits for running
-	if c.closed.Load() {
-		c.send.Unlock()
-		return
-	}
-	c.running.Add(1)
-	c.send.Unlock()
-	if c.clock.stepped {
-		c.driver.Go(func() {
-			defer c.running.Done()
-			f()
-		})
-		return
-	}
-	go func() {
-		defer c.running.Done()
-		f()
-	}()
 }
