@@ -82,7 +82,7 @@ func TestSetLimitsToAWrongOne(t *testing.T) {
 // request stay.
 func TestSetLimitsToTheSame(t *testing.T) {
 	l := lease.Limit{Rate: 1, Burst: 10}
-	n, store, clock := newTiers(t, tiers{"a": l})
+	n, store, _ := newTiers(t, tiers{"a": l})
 	for range 10 {
 		if _, err := n.Take(context.Background(), "a:", 1); err != nil {
 			t.Fatal(err)
@@ -114,7 +114,6 @@ func TestSetLimitsToTheSame(t *testing.T) {
 	if d, err := n.Take(context.Background(), "b:", 1); err != nil || d.Limit != asked {
 		t.Errorf("a limit that came with a request: %+v, %v: want it kept", d, err)
 	}
-	_ = clock
 }
 
 // A limit lowered tenfold under full load, half of the nodes not told: from then on

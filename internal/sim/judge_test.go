@@ -99,8 +99,8 @@ func (g *gauge) drain(rate float64, now time.Duration) {
 // potential checks, after a call, that what was admitted and what can still be is no
 // more than a bucket: level + b + O <= C, and what faults gave.
 func (j *judge) potential(key string, b *book, tokens float64, out int64) {
-	if j.most != j.least || b.vague && slices.ContainsFunc(j.w.nodes, func(n *node) bool { return n.tempo < 0.96 }) {
-		return // what AllowAll gives back depends on the node's clock, too
+	if j.most != j.least {
+		return
 	}
 	now := j.w.now
 	bound := float64(j.most.Burst) + float64(b.mixed(nil)) + j.tick() + rounding
@@ -125,9 +125,7 @@ func (j *judge) potential(key string, b *book, tokens float64, out int64) {
 	for _, c := range b.errors {
 		whole += c.tokens
 	}
-	for _, n := range j.w.nodes {
-		whole += float64(n.fallback.Stats().Owed)
-	}
+	whole += float64(j.w.owed())
 	if got := b.every.upTo(b, j.most.Rate, now, true) + tokens + float64(out); got > whole {
 		j.fail("%s: level of all + balance + out = %.3f: want at most %.3f", key, got, whole)
 	}
@@ -170,7 +168,7 @@ func (j *judge) init(w *world) {
 		j.books[key] = &book{
 			slow: map[*node]int64{}, dearest: map[*node]int64{}, mine: map[*node]int64{}, seen: map[*node]int64{},
 			vague:   slices.ContainsFunc(w.Traffic, func(t traffic) bool { return t.All }),
-			charged: map[*node]time.Duration{}, bound: map[*node]bound{},
+			charged: map[*node]time.Duration{}, bound: map[*node]bound{}, until: map[*node]time.Duration{},
 		}
 	}
 	j.most, j.least = w.limit(0), w.limit(0)
@@ -273,10 +271,7 @@ func (j *judge) sample(b *book) {
 	if !j.whole {
 		return
 	}
-	owed := int64(0)
-	for _, n := range j.w.nodes {
-		owed += n.fallback.Stats().Owed
-	}
+	owed := j.w.owed()
 	// No store, no use of it that the debt does not show in.
 	if slices.ContainsFunc(j.w.net.ways, func(t *trouble) bool { return t.on }) {
 		owed = min(owed, j.base)
@@ -284,6 +279,14 @@ func (j *judge) sample(b *book) {
 		j.base = owed
 	}
 	b.owed = append(b.owed, credit{j.w.now, float64(min(owed, j.most.Burst))})
+}
+
+// owed is what shares have admitted and the store was not charged with.
+func (w *world) owed() (tokens int64) {
+	for _, n := range w.nodes {
+		tokens += n.fallback.Stats().Owed
+	}
+	return tokens
 }
 
 // heard takes in that a node had an answer.
@@ -295,9 +298,6 @@ func (j *judge) heard(m *message) {
 			b.bound[m.n] = bound{b.unclaimed(m.n, j.w.now) + m.answers[i].Grant.Bound, j.w.now + 4*max(c.TTL, m.answers[i].Grant.TTL)}
 			b.seen[m.n] = b.granted - b.mine[m.n]
 			if g := m.answers[i].Grant; g.Tokens > g.Bound {
-				if b.until == nil {
-					b.until = map[*node]time.Duration{}
-				}
 				b.until[m.n] = max(b.until[m.n], m.sent+g.TTL)
 			}
 		}
@@ -491,10 +491,7 @@ func (j *judge) accounts(n *node) {
 		}
 		local -= b.mixed(n)
 	}
-	// What the store had charged and AllowAll gives back while it is down is taken off
-	// what the shares owe.
-	vague := slices.ContainsFunc(j.w.Traffic, func(t traffic) bool { return t.All })
-	if local > f.Admitted && !vague {
+	if local > f.Admitted {
 		j.fail("node %d: %d tokens admitted by shares, which know of %d", n.place, local, f.Admitted)
 	}
 	if len(n.parked) > 0 && n.dead {
@@ -565,7 +562,7 @@ func (j *judge) verdict() {
 			j.storeLevel(i, b, c.limit, c.at, float64(c.out))
 		}
 		j.localLevels(i, b)
-		if j.whole {
+		if j.whole && !b.vague { // or else its parts alone
 			j.wholeLevel(i, b)
 		}
 	}
@@ -707,9 +704,6 @@ func (j *judge) wholeLevel(key int, b *book) {
 			}
 		}
 		bound += around(b.owed, a.at) + j.tick()
-		if b.vague {
-			continue // its parts are judged
-		}
 		j.within("level of all", key, a.at, level, bound)
 	}
 }

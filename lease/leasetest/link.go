@@ -187,9 +187,6 @@ func (l *Link) begin(calls []lease.Call) (fault Fault, request, reply time.Durat
 		l.inFlight = map[string]int{}
 	}
 	for i := range calls {
-		if calls[i].Refund > 0 {
-			continue // by itself, whatever else is under way
-		}
 		l.inFlight[calls[i].Key]++
 		l.counts.InFlight = max(l.counts.InFlight, l.inFlight[calls[i].Key])
 	}
@@ -249,9 +246,7 @@ func (l *Link) end(calls []lease.Call) {
 	defer l.mu.Unlock()
 	l.counts.Answered += int64(len(calls))
 	for i := range calls {
-		if calls[i].Refund == 0 {
-			l.inFlight[calls[i].Key]--
-		}
+		l.inFlight[calls[i].Key]--
 	}
 }
 
